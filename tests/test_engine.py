@@ -1,0 +1,370 @@
+"""The engine against transformers, and against itself in other company: batches, chunks, preemption, streams."""
+
+import pytest
+import torch
+from conftest import FAMILIES
+
+from tinyengine import Engine, SamplingParams
+from tinyengine.errors import ConfigError, RequestError
+from tinyengine.model.inputs import PrefillInputs
+from tinyengine.model.transformer import forward, lm_head
+
+GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+LENGTHS = (1, 2, 15, 16, 17, 40, 130, 9)  # one is longer than the prefill budget of 100
+
+
+def prompts_of(lengths=LENGTHS, vocab=300, seed=3):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, vocab, (n,), generator=g).tolist() for n in lengths]
+
+
+def hf_greedy(model, prompt, count):
+    ids = torch.tensor([prompt])
+    options = dict(max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0)
+    with torch.no_grad():
+        return model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :].tolist()
+
+
+def tokens(completions):
+    return [completion.token_ids for completion in completions]
+
+
+@pytest.fixture(scope="module")
+def expected(families):
+    """64 greedy tokens of transformers for the ragged batch, one prompt at a time, by family."""
+    return {name: [hf_greedy(model, p, 64) for p in prompts_of()] for name, (model, _) in families.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_those_of_transformers(families, family):
+    model, folder = families[family]
+    engine = Engine(folder, device="cpu", block_size=16)
+    prompt = prompts_of((70,))[0]
+    table = torch.arange(1, 6, dtype=torch.int32)[None]
+    positions = torch.arange(70)
+    inputs = PrefillInputs(torch.tensor(prompt), positions, positions + 16, table, (70,), (70,))
+    with torch.inference_mode():
+        logits = lm_head(engine.params, forward(engine.params, inputs, engine.attention, engine.cache))
+        reference = model(torch.tensor([prompt])).logits[0]
+    assert (logits - reference).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_of_a_ragged_batch_equal_those_of_transformers(families, expected, family):
+    engine = Engine(families[family][1], device="cpu", max_num_batched_tokens=100)
+    done = engine.generate(prompts_of(), GREEDY, progress=False)
+    assert tokens(done) == expected[family]
+    assert all(d.finish_reason == "length" for d in done)
+    assert engine.scheduler.num_preemptions == 0
+    assert engine.scheduler.allocator.num_used == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_the_same_when_blocks_run_out(families, expected, family):
+    folder = families[family][1]
+    whole = Engine(folder, device="cpu")
+    per_block = whole.cache.data.nbytes // whole.cache.num_blocks
+    engine = Engine(folder, device="cpu", max_num_batched_tokens=100, kv_bytes=16 * per_block)
+    assert engine.cache.num_blocks == 16
+    done = engine.generate(prompts_of(), GREEDY, progress=False)
+    assert engine.scheduler.num_preemptions > 0, "the test must have made blocks run out"
+    assert tokens(done) == expected[family]
+    assert engine.scheduler.allocator.num_used == 0
+
+
+def test_seeded_samples_do_not_depend_on_company_chunks_or_preemption(families):
+    folder = families["llama"][1]
+    params = [SamplingParams(temperature=1.5, top_k=40 * (i % 2), top_p=0.9, seed=i, max_tokens=40) for i in range(8)]
+    together = Engine(folder, device="cpu").generate(prompts_of(), params, progress=False)
+    one_by_one = Engine(folder, device="cpu")
+    alone = [one_by_one.generate([p], s)[0] for p, s in zip(prompts_of(), params, strict=True)]
+    tight = Engine(folder, device="cpu", max_num_batched_tokens=30, kv_bytes=16 * 16 * 3 * 2 * 2 * 16 * 4)
+    squeezed = tight.generate(prompts_of(), params, progress=False)
+    assert tight.scheduler.num_preemptions > 0
+    assert tokens(together) == tokens(alone) == tokens(squeezed)
+    other = Engine(folder, device="cpu").generate(
+        prompts_of(),
+        [SamplingParams(temperature=1.5, seed=100 + i, max_tokens=40) for i in range(8)],
+        progress=False,
+    )
+    assert tokens(other) != tokens(together)
+
+
+def test_requests_may_come_and_go_between_steps(families, expected):
+    engine = Engine(families["llama"][1], device="cpu", max_num_seqs=3)
+    prompts, done, ids = prompts_of(), {}, {}
+    arrivals = {0: [0, 1], 5: [2], 6: [3, 4, 5], 30: [6], 90: [7]}
+    for step in range(1000):
+        for i in arrivals.get(step, ()):
+            ids[engine.add_request(prompts[i], GREEDY)] = i
+        for output in engine.step():
+            if output.completion:
+                done[ids[output.request_id]] = output.completion
+        if step > 90 and not engine.has_unfinished:
+            break
+    assert [done[i].token_ids for i in range(8)] == expected["llama"]
+
+
+def test_streams_and_batches_do_not_lose_each_others_tokens(families, expected):
+    engine = Engine(families["llama"][1], device="cpu")
+    prompts = prompts_of()
+    loose = engine.add_request(prompts[0], GREEDY)
+    stream = engine.stream(prompts[2], GREEDY)
+    pieces = [next(stream), next(stream)]
+    (batch,) = engine.generate([prompts[4]], GREEDY)
+    pieces += list(stream)
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    assert batch.token_ids == expected["llama"][4]
+    assert [o.token_id for o in outputs] == expected["llama"][0]
+    assert {o.request_id for o in outputs} == {loose}
+    assert "".join(pieces) == Engine(families["llama"][1], device="cpu").generate([prompts[2]], GREEDY)[0].text
+
+
+def test_closing_a_stream_early_aborts_its_request(families):
+    engine = Engine(families["llama"][1], device="cpu")
+    stream = engine.stream("hello", GREEDY)
+    next(stream)
+    stream.close()
+    assert not engine.has_unfinished and engine.scheduler.allocator.num_used == 0
+
+
+def test_abort_returns_the_text_so_far_and_frees_the_blocks(families):
+    engine = Engine(families["llama"][1], device="cpu")
+    keep, drop = (engine.add_request(p, GREEDY) for p in prompts_of((5, 6)))
+    for _ in range(4):
+        engine.step()
+    aborted = engine.abort(drop)
+    assert aborted.finish_reason == "abort" and len(aborted.token_ids) == 4
+    with pytest.raises(RequestError, match="no unfinished request"):
+        engine.abort(drop)
+    rest = []
+    while engine.has_unfinished:
+        rest += engine.step()
+    assert {o.request_id for o in rest} == {keep} and engine.scheduler.allocator.num_used == 0
+
+
+# ---- how a request ends ----
+
+
+def test_it_ends_at_any_eos_id_and_the_text_leaves_it_out(families, tmp_path):
+    import json
+    import shutil
+
+    model, folder = families["qwen2"]
+    prompt = prompts_of((12,))[0]
+    path = hf_greedy(model, prompt, 20)
+    ends = next(t for t in path[3:] if t >= 3)  # a token that greedy decoding is going to produce
+    shutil.copytree(folder, tmp_path / "m")
+    (tmp_path / "m" / "generation_config.json").write_text(json.dumps({"eos_token_id": [299, ends]}))
+    engine = Engine(tmp_path / "m", device="cpu")
+    (done,) = engine.generate([prompt], SamplingParams(temperature=0, max_tokens=20))
+    cut = path.index(ends) + 1
+    assert (done.finish_reason, done.token_ids) == ("stop", path[:cut])
+    assert done.text == engine.tokenizer.decode(path[: cut - 1])
+    (more,) = engine.generate([prompt], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    assert (more.finish_reason, more.token_ids) == ("length", path)
+    (own,) = engine.generate([prompt], SamplingParams(temperature=0, ignore_eos=True, stop_token_ids=[path[1]]))
+    assert (own.finish_reason, own.token_ids[-1]) == ("stop", path[1])
+
+
+def scripted(engine, text):
+    """An engine whose model is replaced by one that says `text`, byte by byte, then spaces."""
+    ids = engine.tokenizer.encode(text, add_special_tokens=False)
+    space = engine.tokenizer.encode(" ", add_special_tokens=False)[0]
+    original = engine._run
+
+    def run(step):
+        _, seqs = original(step)
+        rows = [seq.output_ids for seq in seqs]
+        chosen = [ids[len(row)] if len(row) < len(ids) else space for row in rows]
+        return torch.nn.functional.one_hot(torch.tensor(chosen), engine.config.vocab_size).float(), seqs
+
+    engine._run = run
+    return engine
+
+
+def test_a_stop_string_ends_the_text_before_it_also_across_tokens(families):
+    engine = scripted(Engine(families["llama"][1], device="cpu"), "One day. The END of it")
+    params = SamplingParams(temperature=0, max_tokens=50, stop=["the end", "END"])
+    pieces = list(engine.stream("x", params))
+    assert "".join(pieces) == "One day. The "
+    (done,) = engine.generate("x", params)
+    assert (done.text, done.finish_reason, len(done.token_ids)) == ("One day. The ", "stop", 16)
+
+
+def test_a_stop_string_that_never_comes_is_shown_after_all(families):
+    engine = scripted(Engine(families["llama"][1], device="cpu"), "the EN")
+    (done,) = engine.generate("x", SamplingParams(temperature=0, max_tokens=6, stop="END"))
+    assert (done.text, done.finish_reason) == ("the EN", "length")
+
+
+def test_streaming_never_shows_half_a_character(families):
+    text = "Zoë 🐉 naïve 龙 e\u0301!"
+    engine = scripted(Engine(families["llama"][1], device="cpu"), text)
+    count = len(text.encode())
+    pieces = list(engine.stream("x", SamplingParams(temperature=0, max_tokens=count)))
+    assert all("\ufffd" not in piece for piece in pieces) and "".join(pieces) == text
+    cut = SamplingParams(temperature=0, max_tokens=len("Zoë ".encode()) + 2)  # in the middle of the dragon
+    assert "".join(engine.stream("x", cut)) == engine.generate("x", cut)[0].text == "Zoë \ufffd"
+
+
+def test_a_sequence_at_the_models_length_ends_with_length(families):
+    engine = Engine(families["llama"][1], device="cpu", max_model_len=40)
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    done = engine.generate(prompts_of((39, 20)), params, progress=False)
+    assert [len(d.token_ids) for d in done] == [1, 20]
+    assert [d.finish_reason for d in done] == ["length", "length"]
+    with pytest.raises(RequestError, match="40 tokens"):
+        engine.generate(prompts_of((40,)), params)
+
+
+def test_a_small_cache_bounds_the_length_and_says_so(families):
+    folder = families["llama"][1]
+    small = Engine(folder, device="cpu", kv_bytes=5 * 16 * 3 * 2 * 2 * 16 * 4)
+    assert small.max_model_len == 64
+    (done,) = small.generate(prompts_of((60,)), SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
+    assert len(done.token_ids) == 4 and done.finish_reason == "length"
+    with pytest.raises(ConfigError, match="kv_bytes must be at least"):
+        Engine(folder, device="cpu", kv_bytes=5 * 16 * 3 * 2 * 2 * 16 * 4, max_model_len=100)
+    with pytest.raises(ConfigError, match="give it more with kv_bytes"):
+        Engine(folder, device="cpu", kv_bytes=1000)
+
+
+def test_the_default_cache_is_at_most_a_quarter_of_the_free_memory(monkeypatch):
+    monkeypatch.setattr("tinyengine.kv.cache.available_host_bytes", lambda: 40_000_000)
+    engine = Engine("tiny", device="cpu")
+    per_block = engine.cache.data.nbytes // engine.cache.num_blocks
+    assert 10_000_000 - per_block < engine.cache.data.nbytes <= 10_000_000
+
+
+# ---- what a request may ask for ----
+
+
+@pytest.mark.parametrize(
+    "prompt, complaint",
+    [
+        ("", "empty"),
+        ([], "no tokens"),
+        ([5, 300], "token id 300"),
+        ([-1], "token id -1"),
+        ([1, "a"], "token id 'a'"),
+        ([True, 1], "token id True"),
+        ([5] * 512, "512 tokens"),
+        ("\udcff", "Unicode"),
+    ],
+    ids=str,
+)
+def test_a_bad_prompt_is_refused_and_nothing_is_queued(families, prompt, complaint):
+    engine = Engine(families["llama"][1], device="cpu")
+    with pytest.raises(RequestError, match=complaint):
+        engine.add_request(prompt)
+    with pytest.raises(RequestError, match=f"prompt 1: .*{complaint}"):
+        engine.generate([[5, 6], prompt], progress=False)
+    assert not engine.has_unfinished
+
+
+def test_logprobs_belong_to_the_tokens_they_stand_beside(families):
+    model, folder = families["llama"]
+    prompts = prompts_of((9, 4))
+    params = [SamplingParams(temperature=1.2, seed=4, max_tokens=6, logprobs=3), SamplingParams(max_tokens=6)]
+    with_them, without = Engine(folder, device="cpu").generate(prompts, params, progress=False)
+    assert without.logprobs is None and len(with_them.logprobs) == 6
+    with torch.no_grad():
+        reference = model(torch.tensor([prompts[0] + with_them.token_ids])).logits[0].log_softmax(-1)
+    for i, entry in enumerate(with_them.logprobs):
+        row = reference[len(prompts[0]) - 1 + i]
+        assert entry.token_id == with_them.token_ids[i]
+        assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=1e-3)
+        assert list(entry.top) == row.topk(3).indices.tolist()
+
+
+def test_repetition_penalty_equals_transformers(families):
+    model, folder = families["llama"]
+    prompt = prompts_of((9,))[0]
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False, repetition_penalty=1.4,
+            eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+    params = SamplingParams(temperature=0, repetition_penalty=1.4, max_tokens=30, ignore_eos=True)
+    (done,) = Engine(folder, device="cpu").generate([prompt], params)
+    assert done.token_ids == out[0, len(prompt) :].tolist()
+
+
+def test_generate_takes_a_lone_prompt_and_checks_the_number_of_params(families):
+    engine = Engine(families["llama"][1], device="cpu")
+    short = SamplingParams(temperature=0, max_tokens=2)
+    assert len(engine.generate("hello", short)) == len(engine.generate([5, 6, 7], short)) == 1
+    assert engine.generate([], short) == []
+    with pytest.raises(RequestError, match="2 prompts and 1 sampling params"):
+        engine.generate(["a", "b"], [short])
+
+
+def test_a_progress_bar_shows_for_many_prompts_and_not_for_one(families, capsys):
+    engine = Engine(families["llama"][1], device="cpu")
+    short = SamplingParams(max_tokens=2)
+    engine.generate("hello", short)
+    assert capsys.readouterr().err == ""
+    engine.generate(["hello", "there"], short)
+    assert "2/2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options, complaint",
+    [
+        (dict(max_num_seqs=0), "max_num_seqs"),
+        (dict(block_size=-1), "block_size"),
+        (dict(max_model_len=1.5), "max_model_len"),
+        (dict(max_model_len=513), "above the model's own 512"),
+        (dict(kv_bytes=0), "kv_bytes"),
+        (dict(max_num_batched_tokens=0), "max_num_batched_tokens"),
+        (dict(device="tpu"), "no device 'tpu'"),
+        (dict(device="cuda:99"), "cuda:99"),
+        (dict(dtype="int8"), "no dtype 'int8'"),
+        (dict(attention="magic"), "no attention path 'magic'"),
+        (dict(kv_bytes=2**62, max_num_seqs=2**40), "does not fit"),
+    ],
+    ids=str,
+)
+def test_a_bad_option_is_named(options, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        Engine("tiny", **{"device": "cpu", **options})
+
+
+def test_a_model_that_is_not_there_is_told_with_those_that_are():
+    with pytest.raises(ConfigError, match=r"'no/such/folder'.*stories-7m.*qwen3-0\.6b"):
+        Engine("no/such/folder")
+
+
+# ---- on a GPU ----
+
+
+@pytest.mark.cuda
+def test_float32_tokens_on_cuda_equal_those_on_the_cpu():
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    prompts = ["Once upon a time", "Tell me a story about a red kite.", "The little dragon"]
+    done = [Engine(device=d, dtype="float32").generate(prompts, params, progress=False) for d in ("cpu", "cuda")]
+    assert tokens(done[0]) == tokens(done[1])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("attention", ["gather", "flash"])
+def test_bfloat16_on_cuda_tells_the_same_until_a_close_call(families, attention):
+    """Where the top two logits of a step are further apart than bfloat16's rounding, the tokens are equal."""
+    folder = families["qwen3"][1]
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, logprobs=2)
+    reference = Engine(folder, device="cpu").generate(prompts_of(), params, progress=False)
+    engine = Engine(folder, device="cuda", dtype="bfloat16", attention=attention, max_num_batched_tokens=100)
+    done = engine.generate(prompts_of(), params, progress=False)
+    compared = 0
+    for mine, theirs in zip(done, reference, strict=True):
+        for got, wanted in zip(mine.logprobs, theirs.logprobs, strict=True):
+            first, second = list(wanted.top.values())[:2]
+            if got.token_id != wanted.token_id:
+                assert first - second < 1.0, "a clear choice came out differently"
+                break
+            compared += 1
+    assert compared > 100

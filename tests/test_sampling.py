@@ -1,0 +1,203 @@
+"""The sampler against transformers' logits processors, against plain loops, and against chance."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinyengine.errors import RequestError
+from tinyengine.sampling import (
+    SamplingBatch,
+    SamplingParams,
+    inverse_cdf,
+    penalize_repetition,
+    sample,
+    top_logprobs,
+    uniform,
+)
+
+CPU = torch.device("cpu")
+
+
+def draw(logits, params, seeds=None, positions=None):
+    n = len(logits)
+    params = params if isinstance(params, list) else [params] * n
+    return sample(logits, SamplingBatch.build(params, seeds or [1] * n, positions or list(range(n)), CPU))
+
+
+def support(row, params, draws=4000):
+    """The tokens that a row can give, found by drawing."""
+    return set(draw(row.repeat(draws, 1), params).tolist())
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        dict(temperature=-0.1),
+        dict(temperature=math.nan),
+        dict(temperature=math.inf),
+        dict(top_k=-2),
+        dict(top_k=1.5),
+        dict(top_p=0),
+        dict(top_p=1.1),
+        dict(min_p=-0.1),
+        dict(min_p=2),
+        dict(repetition_penalty=0),
+        dict(seed=1.5),
+        dict(seed=2**63),
+        dict(max_tokens=0),
+        dict(max_tokens=True),
+        dict(stop=""),
+        dict(stop=["ok", ""]),
+        dict(stop=[3]),
+        dict(stop_token_ids=["a"]),
+        dict(logprobs=-1),
+        dict(temperature="warm"),
+    ],
+    ids=str,
+)
+def test_a_value_out_of_range_is_named(bad):
+    (name,) = bad
+    with pytest.raises(RequestError, match=name):
+        SamplingParams(**bad)
+
+
+def test_temperature_zero_is_greedy_in_any_company():
+    logits = torch.randn(3, 50)
+    params = [
+        SamplingParams(temperature=0),
+        SamplingParams(top_p=0.5),
+        SamplingParams(temperature=0, top_k=3),
+    ]
+    chosen = draw(logits, params)
+    assert chosen[0] == logits[0].argmax() and chosen[2] == logits[2].argmax()
+
+
+def test_a_tiny_temperature_is_as_good_as_greedy_and_never_overflows():
+    logits = torch.randn(20, 50) * 30
+    assert draw(logits, SamplingParams(temperature=1e-30)).equal(logits.argmax(-1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([0, 1, 2, 5, 29, 30, 500]),
+    st.sampled_from([1.0, 0.95, 0.5, 0.01]),
+    st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+)
+def test_filters_keep_the_tokens_that_the_definition_names(seed, top_k, top_p, min_p):
+    row = torch.randn(30, generator=torch.Generator().manual_seed(seed)) * 2
+    kept = reference_support(row, top_k, top_p, min_p)
+    params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
+    found = support(row, params, draws=3000)
+    assert found <= kept
+    likely = {t for t in kept if kept_probability(row, kept)[t] > 0.01}
+    assert likely <= found
+
+
+def reference_support(row, top_k, top_p, min_p):
+    """top_k, top_p and min_p one after the other, as their definitions say, in plain Python."""
+    probs = row.double().softmax(-1).tolist()
+    order = sorted(range(len(probs)), key=lambda t: -probs[t])
+    order = [t for t in order if probs[t] >= min_p * max(probs) * (1 - 1e-6)]
+    order = order[: top_k or len(order)]
+    total, before, kept = sum(probs[t] for t in order), 0.0, set()
+    for t in order:
+        if not kept or before / total < top_p:
+            kept.add(t)
+        before += probs[t]
+    return kept
+
+
+def kept_probability(row, kept):
+    probs = row.softmax(-1)
+    return {t: float(probs[t]) / sum(float(probs[k]) for k in kept) for t in kept}
+
+
+@pytest.mark.parametrize(
+    "top_k, top_p, min_p, temperature", [(5, 1.0, 0.0, 0.7), (0, 0.8, 0.0, 1.3), (0, 1.0, 0.1, 1.0)]
+)
+def test_filters_agree_with_transformers(top_k, top_p, min_p, temperature):
+    lp = pytest.importorskip("transformers.generation.logits_process")
+    row = torch.randn(40) * 2
+    warpers = [lp.TemperatureLogitsWarper(temperature)]
+    warpers += [lp.TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [lp.TopPLogitsWarper(top_p)] if top_p < 1 else []
+    warpers += [lp.MinPLogitsWarper(min_p)] if min_p else []
+    scores = row[None]
+    for warper in warpers:
+        scores = warper(None, scores)
+    allowed = set(torch.isfinite(scores[0]).nonzero()[:, 0].tolist())
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    found = support(row, params, draws=20_000)
+    assert found <= allowed
+    probs = scores[0].softmax(-1)
+    assert {t for t in allowed if probs[t] > 1e-3} <= found
+
+
+def test_repetition_penalty_agrees_with_transformers():
+    lp = pytest.importorskip("transformers.generation.logits_process")
+    row, seen = torch.randn(40), torch.tensor([3, 7, 7, 39, 3])
+    expected = lp.RepetitionPenaltyLogitsProcessor(1.7)(seen[None], row.clone()[None])[0]
+    assert penalize_repetition(row, seen, 1.7).equal(expected)
+
+
+def test_draws_follow_the_probabilities():
+    probs = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05])
+    n = 40_000
+    tokens = draw(probs.log().repeat(n, 1), SamplingParams())
+    share = torch.bincount(tokens, minlength=5) / n
+    # Five standard deviations of a binomial share.
+    assert ((share - probs).abs() <= 5 * (probs * (1 - probs) / n).sqrt()).all(), share
+
+
+def test_noise_is_uniform_and_a_function_of_seed_and_position_alone():
+    seeds = torch.arange(200).repeat_interleave(200) - 100
+    positions = torch.arange(200).repeat(200)
+    u = uniform(seeds, positions)
+    assert u.dtype == torch.float32 and u.min() >= 0 and u.max() < 1
+    assert (torch.histc(u, 10, 0, 1) / len(u) - 0.1).abs().max() < 0.01
+    assert len(u.unique()) > 0.99 * len(u), "different seeds and positions give different numbers"
+    grid = u.view(200, 200)
+    for pair in (grid[:, :-1], grid[:, 1:]), (grid[:-1], grid[1:]):  # next position, next seed
+        assert torch.corrcoef(torch.stack([x.flatten() for x in pair]))[0, 1].abs() < 0.02
+    shuffle = torch.randperm(len(u))
+    assert uniform(seeds[shuffle], positions[shuffle]).equal(u[shuffle])
+
+
+def test_a_row_gives_the_same_token_whatever_its_batch_mates_ask_for():
+    logits = torch.randn(6, 100)
+    mine = [SamplingParams(), SamplingParams(top_k=7), SamplingParams(top_p=0.8, min_p=0.01)]
+    for extra in (SamplingParams(temperature=0), SamplingParams(top_k=50), SamplingParams(top_p=0.3)):
+        together = draw(logits, [*mine, extra, extra, extra], [5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16])
+        alone = [draw(logits[i : i + 1], [mine[i]], [5 + i], [11 + i]) for i in range(3)]
+        assert together[:3].tolist() == [int(t) for t in alone]
+
+
+def test_the_ends_of_the_cdf_never_give_a_token_of_probability_zero():
+    probs = torch.tensor([[0.0, 0.7, 0.0, 0.3, 0.0]])
+    last = 1 - 2**-24
+    assert [int(inverse_cdf(probs, torch.tensor([u]))) for u in (0.0, 0.69, 0.71, last)] == [1, 1, 3, 3]
+    many = torch.rand(1000, 777).softmax(-1)
+    many[:, 500:] = 0
+    assert (inverse_cdf(many, torch.full((1000,), last)) < 500).all()
+
+
+def test_logprobs_are_those_of_the_untouched_logits():
+    logits = torch.randn(2, 20)
+    picked, ids, values = top_logprobs(logits, torch.tensor([3, 4]), 5)
+    expected = logits.log_softmax(-1)
+    assert picked.equal(expected[torch.arange(2), torch.tensor([3, 4])])
+    assert ids.equal(expected.argsort(descending=True)[:, :5]) and values.equal(expected.gather(1, ids))
+
+
+@pytest.mark.cuda
+def test_the_device_draws_what_the_host_draws():
+    logits = torch.randn(64, 5000)
+    params = [SamplingParams(top_k=i % 3 * 20, top_p=1 - 0.1 * (i % 4), min_p=0.01 * (i % 2)) for i in range(64)]
+    build = [SamplingBatch.build(params, list(range(64)), list(range(64)), torch.device(d)) for d in ("cpu", "cuda")]
+    assert uniform(build[1].seed, build[1].position).cpu().equal(uniform(build[0].seed, build[0].position))
+    same = sample(logits, build[0]) == sample(logits.cuda(), build[1]).cpu()
+    assert same.sum() >= 63, "sums in another order may move one border"

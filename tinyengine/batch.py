@@ -1,0 +1,47 @@
+"""The host side of a step: from sequences to the tensors that the model reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tinyengine.kv.blocks import pad_block_tables, slot_mapping
+from tinyengine.model.inputs import DecodeInputs, PrefillInputs
+from tinyengine.scheduler import Step
+
+
+def fill_decode_inputs(static: DecodeInputs, step: Step) -> DecodeInputs:
+    """Write a decode step into the first rows of the static tensors; returns the view that holds it."""
+    seqs = [seq for seq, _ in step.chunks]
+    table = pad_block_tables([seq.table.blocks for seq in seqs])
+    positions = np.array([seq.num_computed for seq in seqs], np.int64)
+    inputs = static.view(*table.shape)
+    values = {
+        "input_ids": np.array([seq.token_ids[seq.num_computed] for seq in seqs], np.int64),
+        "positions": positions,
+        "slot_mapping": slot_mapping(table, np.arange(len(seqs)), positions, seqs[0].table.block_size),
+        "block_table": table,
+        "context_lens": (positions + 1).astype(np.int32),
+    }
+    for name, value in values.items():
+        getattr(inputs, name).copy_(torch.from_numpy(value))
+    return inputs
+
+
+def prefill_inputs(step: Step, device: torch.device) -> PrefillInputs:
+    """The pending tokens of each chunk, laid end to end."""
+    seqs = [seq for seq, _ in step.chunks]
+    counts = [count for _, count in step.chunks]
+    table = pad_block_tables([seq.table.blocks for seq in seqs])
+    spans = [(seq.num_computed, seq.num_computed + count) for seq, count in step.chunks]
+    rows = np.repeat(np.arange(len(seqs)), counts)
+    positions = np.concatenate([np.arange(start, stop) for start, stop in spans])
+    tokens = [token for seq, span in zip(seqs, spans, strict=True) for token in seq.token_ids[slice(*span)]]
+    return PrefillInputs(
+        input_ids=torch.tensor(tokens).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        slot_mapping=torch.from_numpy(slot_mapping(table, rows, positions, seqs[0].table.block_size)).to(device),
+        block_table=torch.from_numpy(table).to(device),
+        query_lens=tuple(counts),
+        context_lens=tuple(stop for _, stop in spans),
+    )

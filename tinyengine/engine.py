@@ -1,0 +1,427 @@
+"""The engine: requests in, tokens out, one `step()` at a time.
+
+A step asks the scheduler which sequences run, turns them into tensors, runs the model, samples one token for each
+sequence that has none pending, and ends those that are done.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from tinyengine.batch import fill_decode_inputs, prefill_inputs
+from tinyengine.errors import ConfigError, RequestError
+from tinyengine.kv.blocks import BlockAllocator, BlockTable, blocks_needed
+from tinyengine.kv.cache import KVCache, KVLayout, default_kv_bytes, fit_blocks
+from tinyengine.loading import EMBEDDED_MODEL, ModelSource, pick_device, pick_dtype
+from tinyengine.model.attention import choose_attention
+from tinyengine.model.inputs import DecodeInputs
+from tinyengine.model.tokenizer import Detokenizer, StopStrings
+from tinyengine.model.transformer import forward, lm_head
+from tinyengine.sampling import SamplingBatch, SamplingParams, penalize_repetition, sample, top_logprobs
+from tinyengine.scheduler import Scheduler, Step
+from tinyengine.sequence import Sequence as TokenSequence
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probability of a generated token, and of the likeliest ones there, by token id."""
+
+    token_id: int
+    logprob: float
+    top: dict[int, float]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What became of one request. finish_reason: `stop` (eos or a stop condition), `length`, or `abort`."""
+
+    prompt: str
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    prompt_token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    time_to_first_token: float  # seconds from add_request; NaN where there was none
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """One token of one request: the text that it made readable, and the completion if it was the last."""
+
+    request_id: int
+    token_id: int
+    text: str
+    completion: Completion | None
+
+
+@dataclass
+class EngineStats:
+    """Totals since the engine was made; seconds are wall time of whole steps."""
+
+    prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_tokens: int = 0
+    decode_seconds: float = 0.0
+    peak_blocks: int = 0
+
+    def count(self, step: Step, seconds: float, blocks: int) -> None:
+        """Add one step that took `seconds`, after which `blocks` blocks were in use."""
+        if step.is_decode:
+            self.decode_tokens += step.num_tokens
+            self.decode_seconds += seconds
+        else:
+            self.prefill_tokens += step.num_tokens
+            self.prefill_seconds += seconds
+        self.peak_blocks = max(self.peak_blocks, blocks)
+
+
+@dataclass
+class _Request:
+    """A sequence, and the text that it has become so far."""
+
+    prompt: str
+    seq: TokenSequence
+    seed: int
+    detokenizer: Detokenizer
+    stops: StopStrings
+    started: float
+    first_token: float = float("nan")
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class Engine:
+    """A language model that serves many requests at once from one paged KV cache.
+
+    model: a folder in Hugging Face layout, a preset's name (random weights), or by default the embedded story
+    model. device, dtype: see `pick_device`, `pick_dtype`. max_num_seqs: most sequences in one step. max_model_len:
+    most tokens of one sequence, prompt and output; by default what the model and the cache allow. block_size:
+    tokens in a KV block, by default 16, or 256 with flash attention, whose kernel starves on small blocks. kv_bytes:
+    size of the KV cache; see `default_kv_bytes`. max_num_batched_tokens: most tokens of one prefill step; longer
+    prompts run in chunks. attention: `auto`, `gather` or `flash`.
+
+    Raises ConfigError or CheckpointError if the model cannot be run as asked.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = EMBEDDED_MODEL,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_num_seqs: int = 256,
+        max_model_len: int | None = None,
+        block_size: int | None = None,
+        kv_bytes: int | None = None,
+        max_num_batched_tokens: int = 2048,
+        attention: str = "auto",
+    ) -> None:
+        _require_positive(
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            kv_bytes=kv_bytes,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        source = ModelSource.find(model)
+        self.config, self.tokenizer = source.config, source.tokenizer
+        if max_model_len is not None and max_model_len > self.config.max_position:
+            raise ConfigError(f"max_model_len {max_model_len} is above the model's own {self.config.max_position}")
+        self.device = pick_device(device)
+        self.dtype = pick_dtype(dtype, self.device, self.config)
+        length = max_model_len or self.config.max_position
+        self.params = source.load(self.device, self.dtype, length)
+        size = block_size or (256 if self.device.type == "cuda" else 16)
+        self.attention = choose_attention(attention, self.config, size, self.device, self.dtype)
+
+        layout = KVLayout(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim, size, self.dtype)
+        budget = kv_bytes or default_kv_bytes(
+            self.device, self._step_bytes(max_num_seqs, max_num_batched_tokens, length)
+        )
+        num_blocks = fit_blocks(layout, budget, max_num_seqs, length)
+        capacity = (num_blocks - 1) * size
+        if max_model_len is not None and capacity < max_model_len:
+            needed = (blocks_needed(max_model_len, size) + 1) * layout.bytes_per_block
+            raise ConfigError(
+                f"the KV cache holds {capacity} tokens, fewer than max_model_len {max_model_len}: "
+                f"kv_bytes must be at least {needed:,}, or max_model_len smaller"
+            )
+        self.max_model_len = min(length, capacity)
+        self.cache = KVCache(layout, num_blocks, self.device)
+        self.scheduler = Scheduler(BlockAllocator(num_blocks), max_num_seqs, max_num_batched_tokens)
+        width = blocks_needed(self.max_model_len, size)
+        self._decode_inputs = DecodeInputs.allocate(max_num_seqs, width, self.device)
+        self.stats = EngineStats()
+        self._requests: dict[int, _Request] = {}
+        self._held: list[StepOutput] = []  # made while someone else was being served
+        self._next_id = 0
+
+    # ---- requests ----
+
+    def add_request(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
+        """Queue a prompt, text or token ids; returns the request's id. RequestError, and nothing queued, if it is bad.
+
+        Text is encoded with the tokenizer's special tokens (a BOS, say); token ids are taken as they are.
+        """
+        params = params or SamplingParams()
+        ids = self._checked_ids(prompt)
+        table = BlockTable(self.scheduler.allocator, self.cache.block_size)
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        seq = TokenSequence(request_id, ids, params, table, self.max_model_len)
+        self._requests[request_id] = _Request(
+            prompt=prompt if isinstance(prompt, str) else self.tokenizer.decode(ids),
+            seq=seq,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            detokenizer=Detokenizer(self.tokenizer),
+            stops=StopStrings(params.stop),
+            started=time.perf_counter(),
+        )
+        self.scheduler.add(seq)
+        return request_id
+
+    def abort(self, request_id: int) -> Completion:
+        """End a request now; what it has so far comes back with finish_reason `abort`."""
+        if request_id not in self._requests:
+            raise RequestError(f"there is no unfinished request {request_id}")
+        self._held = [output for output in self._held if output.request_id != request_id]
+        return self._end(request_id, "abort")
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether another `step()` would do or return anything."""
+        return bool(self._held) or not self.scheduler.is_idle
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """Serve all prompts together; completions in the order of the prompts.
+
+        params: one for all, or one for each prompt. progress: a bar on stderr, by default for more than one prompt.
+        RequestError if a prompt is bad, before any of them has run.
+        """
+        many = _as_list(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(many)
+        if len(each) != len(many):
+            raise RequestError(f"{len(many)} prompts and {len(each)} sampling params: give one for all or one for each")
+        ids = self._add_all(many, each)
+        bar = tqdm(
+            total=len(ids),
+            desc="generating",
+            unit="seq",
+            disable=not (len(ids) > 1 if progress is None else progress),
+        )
+        done: dict[int, Completion] = {}
+        try:
+            with bar:
+                for output in self._outputs(ids):
+                    if output.completion:
+                        done[output.request_id] = output.completion
+                        bar.update()
+        finally:
+            self._abort_unfinished(ids)
+        return [done[request_id] for request_id in ids]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+        """The text of one completion, piece by piece as it becomes readable: never half a character.
+
+        Closing the iterator early aborts the request.
+        """
+        request_id = self.add_request(prompt, params)
+        try:
+            yield from (output.text for output in self._outputs([request_id]) if output.text)
+        finally:
+            self._abort_unfinished([request_id])
+
+    # ---- one step ----
+
+    @torch.inference_mode()
+    def step(self) -> list[StepOutput]:
+        """Run one step; an output for each sequence that got a token. Empty when there is nothing to do."""
+        held, self._held = self._held, []
+        started = time.perf_counter()
+        step = self.scheduler.schedule()
+        if step is None:
+            return held
+        blocks = self.scheduler.allocator.num_used
+        logits, seqs = self._run(step)
+        outputs = self._advance(logits, seqs) if seqs else []
+        self.stats.count(step, time.perf_counter() - started, blocks)
+        return held + outputs
+
+    def _run(self, step: Step) -> tuple[Tensor, list[TokenSequence]]:
+        """The model over the step's tokens: float32 logits `[n, vocab]` of the n sequences that have none pending."""
+        inputs = fill_decode_inputs(self._decode_inputs, step) if step.is_decode else prefill_inputs(step, self.device)
+        hidden = forward(self.params, inputs, self.attention, self.cache)
+        self.scheduler.commit(step)
+        ready = [not seq.pending for seq, _ in step.chunks]
+        if not step.is_decode:
+            counts = torch.tensor([count for _, count in step.chunks])
+            last = counts.cumsum(0)[torch.tensor(ready)] - 1
+            hidden = hidden[last.to(self.device)]
+        seqs = [seq for (seq, _), is_ready in zip(step.chunks, ready, strict=True) if is_ready]
+        return lm_head(self.params, hidden), seqs
+
+    def _advance(self, logits: Tensor, seqs: list[TokenSequence]) -> list[StepOutput]:
+        """Choose a token for each row, append it, and end the sequences that are done."""
+        requests = [self._requests[seq.request_id] for seq in seqs]
+        tokens, logprobs = self._sample(logits, requests)
+        return [
+            self._append(request, token, entry)
+            for request, token, entry in zip(requests, tokens, logprobs, strict=True)
+        ]
+
+    def _sample(self, logits: Tensor, requests: list[_Request]) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """Token ids, and log-probabilities for the rows that asked for them."""
+        params = [request.seq.params for request in requests]
+        raw = logits
+        penalized = [i for i, p in enumerate(params) if p.repetition_penalty != 1]
+        if penalized:
+            logits = logits.clone()
+        for i in penalized:
+            seen = torch.tensor(requests[i].seq.token_ids, device=self.device)
+            logits[i] = penalize_repetition(logits[i], seen, params[i].repetition_penalty)
+        if all(p.greedy for p in params):
+            chosen = logits.argmax(-1)
+        else:
+            seeds, lengths = [r.seed for r in requests], [len(r.seq) for r in requests]
+            chosen = sample(logits, SamplingBatch.build(params, seeds, lengths, self.device))
+        return chosen.tolist(), _logprobs(raw, chosen, params)
+
+    def _append(self, request: _Request, token: int, logprobs: TokenLogprobs | None) -> StepOutput:
+        """One more token of a request, and its end if this is it."""
+        seq = request.seq
+        if len(seq) == seq.num_prompt:
+            request.first_token = time.perf_counter() - request.started
+        seq.token_ids.append(token)
+        if logprobs:
+            request.logprobs.append(logprobs)
+        shown = len(request.text)
+        reason = self._add_text(request, token)
+        completion = self._end(seq.request_id, reason) if reason else None
+        return StepOutput(seq.request_id, token, request.text[shown:], completion)
+
+    def _add_text(self, request: _Request, token: int) -> str | None:
+        """Add what the token made readable to the text; why the request ends here, or None."""
+        params = request.seq.params
+        is_eos = token in self.config.eos_token_ids and not params.ignore_eos
+        if is_eos or token in params.stop_token_ids:
+            return "stop"
+        text, stopped = request.stops.push(request.detokenizer.add([token]))
+        request.text += text
+        if stopped:
+            return "stop"
+        return "length" if request.seq.is_full else None
+
+    def _end(self, request_id: int, reason: str) -> Completion:
+        """Take a request out, free its blocks, and say what became of it."""
+        request = self._requests.pop(request_id)
+        seq = request.seq
+        self.scheduler.remove(seq)
+        text, stopped = request.stops.push(request.detokenizer.flush())
+        request.text += text + request.stops.flush()
+        reason = "stop" if stopped else reason
+        return Completion(
+            prompt=request.prompt,
+            text=request.text,
+            token_ids=seq.output_ids,
+            finish_reason=reason,
+            prompt_token_ids=seq.token_ids[: seq.num_prompt],
+            logprobs=request.logprobs if seq.params.logprobs is not None else None,
+            time_to_first_token=request.first_token,
+        )
+
+    # ---- small helpers ----
+
+    def _outputs(self, ids: Iterable[int]) -> Iterator[StepOutput]:
+        """Step until these requests have ended; others' outputs are held for whoever asks for them."""
+        open_ids = set(ids)
+        while open_ids:
+            outputs = self.step()
+            self._held = [output for output in outputs if output.request_id not in open_ids]
+            for output in outputs:
+                if output.request_id in open_ids:
+                    if output.completion:
+                        open_ids.discard(output.request_id)
+                    yield output
+
+    def _add_all(self, prompts: list[Prompt], params: Sequence[SamplingParams | None]) -> list[int]:
+        """Queue all prompts, or none if one is bad."""
+        ids: list[int] = []
+        try:
+            for prompt, one in zip(prompts, params, strict=True):
+                ids.append(self.add_request(prompt, one))
+        except RequestError as error:
+            self._abort_unfinished(ids)
+            raise RequestError(f"prompt {len(ids)}: {error}") from None
+        return ids
+
+    def _abort_unfinished(self, ids: Iterable[int]) -> None:
+        for request_id in ids:
+            if request_id in self._requests:
+                self.abort(request_id)
+
+    def _checked_ids(self, prompt: Prompt) -> list[int]:
+        """The prompt as token ids that this engine can serve, or RequestError."""
+        if isinstance(prompt, str) and not prompt:
+            raise RequestError("the prompt is empty: give it some text")
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise RequestError("the prompt has no tokens: give at least one token id")
+        wrong = [t for t in ids if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < self.config.vocab_size]
+        if wrong:
+            raise RequestError(f"token id {wrong[0]!r} is not a whole number from 0 to {self.config.vocab_size - 1}")
+        if len(ids) >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens, and prompt and answer together may have {self.max_model_len}: "
+                "shorten the prompt, or raise max_model_len or kv_bytes if the model allows more"
+            )
+        return ids
+
+    def _step_bytes(self, max_seqs: int, max_tokens: int, max_len: int) -> int:
+        """An upper estimate of a step's intermediates: the widest layer of a prefill step, and the sampler's copies."""
+        config = self.config
+        kv_row = 2 * config.num_kv_heads * config.head_dim
+        row = 4 * config.hidden_size + config.num_heads * config.head_dim * 3 + kv_row + 3 * config.intermediate_size
+        prefill = max_tokens * row + (max_tokens + max_len) * kv_row
+        return prefill * self.dtype.itemsize + max_seqs * config.vocab_size * 4 * 8
+
+
+def _require_positive(**options: int | None) -> None:
+    """ConfigError that names the first option that is given and not a whole number of 1 or more."""
+    for name, value in options.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{name} must be a whole number of 1 or more; got {value!r}")
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Several prompts as a list; a lone string or a lone list of token ids is one prompt."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _logprobs(logits: Tensor, chosen: Tensor, params: list[SamplingParams]) -> list[TokenLogprobs | None]:
+    """For each row what it asked for; one pass over the batch, for the largest number asked."""
+    counts = [p.logprobs for p in params]
+    most = max((count for count in counts if count is not None), default=None)
+    if most is None:
+        return [None] * len(params)
+    picked, ids, values = (t.tolist() for t in top_logprobs(logits, chosen, most))
+    rows = zip(counts, chosen.tolist(), picked, ids, values, strict=True)
+    return [
+        None if count is None else TokenLogprobs(token, logprob, dict(zip(top[:count], value[:count], strict=True)))
+        for count, token, logprob, top, value in rows
+    ]

@@ -1,0 +1,98 @@
+"""The tensors of the paged KV cache, and how many blocks fit.
+
+One tensor `[layers, blocks, block_size, 2, kv_heads, head_dim]`: K and V of a token lie side by side, so a step
+writes both with one `index_copy_` and reads both with one gather.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tinyengine.errors import ConfigError
+from tinyengine.kv.blocks import blocks_needed
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """What one block holds: block_size tokens, in every layer K and V of `kv_heads` heads of `head_dim` numbers."""
+
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes that one block takes over all layers."""
+        return self.num_layers * self.block_size * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KVCache:
+    """K and V of every block of every layer; a layer's part is `[blocks, block_size, 2, kv_heads, head_dim]`."""
+
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device | str) -> None:
+        block = (layout.block_size, 2, layout.kv_heads, layout.head_dim)
+        # Zeros, not garbage: a masked position still enters a product, where a NaN would not stay masked.
+        try:
+            self.data = torch.zeros(layout.num_layers, num_blocks, *block, dtype=layout.dtype, device=device)
+        except RuntimeError as error:  # torch's out-of-memory errors, on the host and on CUDA, are RuntimeErrors
+            size = num_blocks * layout.bytes_per_block
+            raise ConfigError(
+                f"the KV cache of {size:,} bytes does not fit on {device}: make kv_bytes smaller"
+            ) from error
+        self.layers: tuple[Tensor, ...] = self.data.unbind(0)
+        self.num_blocks = num_blocks
+        self.block_size = layout.block_size
+
+    @staticmethod
+    def write(layer_cache: Tensor, slot_mapping: Tensor, kv: Tensor) -> None:
+        """Store K and V of n tokens, kv `[n, 2 * kv_heads, head_dim]` (all K heads, then all V), at their slots."""
+        layer_cache.view(-1, *kv.shape[1:]).index_copy_(0, slot_mapping, kv)
+
+
+def available_host_bytes() -> int:
+    """Memory that this host can still give out: what Linux calls MemAvailable, else all physical memory."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf"):  # macOS
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 4 << 30  # Windows tells only through another library; a small engine fits this
+
+
+def default_kv_bytes(device: torch.device, reserve: int) -> int:
+    """Bytes for the cache where the caller names none.
+
+    On CUDA 90% of what is free now, with the weights loaded, less `reserve` for a step's intermediates. Elsewhere
+    a quarter of the host's available memory: the laptop is doing other things too.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What the allocator holds but nobody uses is free to us as well.
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(0.9 * (free + cached)) - reserve
+    return available_host_bytes() // 4
+
+
+def fit_blocks(layout: KVLayout, kv_bytes: int, max_seqs: int, max_tokens: int) -> int:
+    """How many blocks to allocate, the null block included: what `kv_bytes` holds, and no more than can be used.
+
+    `max_seqs` sequences of `max_tokens` tokens are the most that can ever live at once. ConfigError if not even one
+    block beside the null block fits.
+    """
+    usable = max_seqs * blocks_needed(max_tokens, layout.block_size) + 1
+    fitting = min(kv_bytes // layout.bytes_per_block, usable)
+    if fitting < 2:
+        raise ConfigError(
+            f"the KV cache has {max(kv_bytes, 0):,} bytes, and two blocks of {layout.block_size} tokens need "
+            f"{2 * layout.bytes_per_block:,}: give it more with kv_bytes, or make block_size smaller"
+        )
+    return fitting

@@ -1,0 +1,151 @@
+"""The Llama-family decoder, as a function of its weights, one step's inputs, an attention path and the KV cache.
+
+Pre-norm RMSNorm (Zhang & Sennrich 2019), rotary positions (Su et al. 2021), grouped-query attention (Ainslie et
+al. 2023), SwiGLU (Shazeer 2020). The options are Qwen2's QKV bias and Qwen3's QK-norm. Tokens of all sequences lie
+in one flat batch `[n, hidden]`; only attention knows where one sequence ends and the next begins.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tinyengine.model.config import ModelConfig, RopeConfig
+from tinyengine.model.inputs import DecodeInputs, PrefillInputs
+
+if TYPE_CHECKING:
+    from tinyengine.kv.cache import KVCache
+    from tinyengine.model.attention import Attention
+
+
+@dataclass(frozen=True)
+class LayerParams:
+    """Weights of one decoder layer. Q, K and V are one matrix, gate and up are one matrix: two launches saved."""
+
+    attn_norm: Tensor  # [hidden]
+    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]: all of Q, then K, then V
+    qkv_bias: Tensor | None  # [(heads + 2 * kv_heads) * head_dim]
+    qk_norm: Tensor | None  # [heads + kv_heads, head_dim]: q_norm's weight for each Q head, k_norm's for each K head
+    o_proj: Tensor  # [hidden, heads * head_dim]
+    mlp_norm: Tensor  # [hidden]
+    gate_up: Tensor  # [2 * intermediate, hidden]: gate, then up
+    down: Tensor  # [hidden, intermediate]
+
+
+@dataclass(frozen=True)
+class Params:
+    """All weights, and the rotary tables made from the configuration."""
+
+    config: ModelConfig
+    embed: Tensor  # [vocab, hidden]
+    layers: tuple[LayerParams, ...]
+    final_norm: Tensor  # [hidden]
+    lm_head: Tensor  # [vocab, hidden]; the embedding itself where the two are tied
+    rope_cos: Tensor  # [max_len, head_dim]
+    rope_sin: Tensor  # [max_len, head_dim], its first half negated: see rotary()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights and of the hidden states."""
+        return self.embed.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights live."""
+        return self.embed.device
+
+    def tensors(self) -> list[Tensor]:
+        """Every distinct weight, without the rotary tables."""
+        out = [self.embed, self.final_norm]
+        if self.lm_head is not self.embed:
+            out.append(self.lm_head)
+        for layer in self.layers:
+            out += [t for t in vars(layer).values() if t is not None]
+        return out
+
+
+def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Angle per position of each pair of dimensions, float32 `[head_dim / 2]`.
+
+    `linear` stretches every wavelength by `factor`. `llama3` (Llama 3.1) stretches only the long ones, and blends
+    between `original_max_position / high_freq_factor` and `original_max_position / low_freq_factor`.
+    """
+    freq = rope.theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if rope.kind == "linear":
+        return freq / rope.factor
+    if rope.kind == "llama3":
+        turns = rope.original_max_position * freq / (2 * math.pi)
+        keep = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+        keep = keep.clamp(0, 1)
+        return freq * keep + freq / rope.factor * (1 - keep)
+    return freq
+
+
+def rope_tables(config: ModelConfig, max_len: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sign-folded sine of every position, each `[max_len, head_dim]`."""
+    angle = torch.outer(torch.arange(max_len, dtype=torch.float32), rope_frequencies(config.rope, config.head_dim))
+    cos, sin = angle.cos(), angle.sin()
+    return (
+        torch.cat([cos, cos], -1).to(device, dtype),
+        torch.cat([-sin, sin], -1).to(device, dtype),
+    )
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> Tensor:
+    """Rotate each pair `(x[i], x[i + head_dim / 2])` by its position's angle (the Hugging Face pairing).
+
+    x: `[n, heads, head_dim]`; cos, sin: `[n, 1, head_dim]` from `rope_tables`. The usual `rotate_half` negates the
+    second half of x; here the sine table carries that sign, so a plain `roll` does. Returns `[n, heads, head_dim]`.
+    """
+    return torch.addcmul(torch.roll(x, x.shape[-1] // 2, -1) * sin, x, cos, out=out)
+
+
+def forward(params: Params, inputs: DecodeInputs | PrefillInputs, attention: Attention, cache: KVCache) -> Tensor:
+    """Run every layer over the step's tokens; K and V of each token are written to its slot. Returns `[n, hidden]`."""
+    config, eps = params.config, params.config.rms_norm_eps
+    attend = attention.decode if isinstance(inputs, DecodeInputs) else attention.prefill
+    plan = attention.plan(inputs, cache)
+    x = F.embedding(inputs.input_ids, params.embed)
+    cos = params.rope_cos[inputs.positions].unsqueeze(1)
+    sin = params.rope_sin[inputs.positions].unsqueeze(1)
+    for layer, layer_cache in zip(params.layers, cache.layers, strict=True):
+        h = F.rms_norm(x, x.shape[-1:], layer.attn_norm, eps)
+        qkv = _rotated_qkv(config, layer, h, cos, sin)
+        cache.write(layer_cache, inputs.slot_mapping, qkv[:, config.num_heads :])
+        attended = attend(qkv[:, : config.num_heads], layer_cache, plan)
+        x = torch.addmm(x, attended.flatten(1), layer.o_proj.t())
+        h = F.rms_norm(x, x.shape[-1:], layer.mlp_norm, eps)
+        gate, up = F.linear(h, layer.gate_up).chunk(2, -1)
+        x = torch.addmm(x, F.silu(gate).mul_(up), layer.down.t())
+    return F.rms_norm(x, x.shape[-1:], params.final_norm, eps)
+
+
+def _rotated_qkv(config: ModelConfig, layer: LayerParams, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Q, K and V of every token, Q and K normalised (Qwen3) and rotated: `[n, heads + 2 * kv_heads, head_dim]`."""
+    heads = config.num_heads + config.num_kv_heads  # Q and K rotate together
+    qkv = F.linear(h, layer.qkv, layer.qkv_bias).view(len(h), -1, config.head_dim)
+    qk = qkv[:, :heads]
+    normed = qk
+    if layer.qk_norm is not None:
+        normed = F.rms_norm(qk, (config.head_dim,), None, config.rms_norm_eps) * layer.qk_norm
+    rotary(normed, cos, sin, out=qk)
+    return qkv
+
+
+def lm_head(params: Params, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+    """Logits in float32, `[n, vocab]`, from the hidden states `[n, hidden]`; written into `out` where it is given.
+
+    On CUDA a half-precision product accumulates in float32 anyway, and `out_dtype` stores that sum unrounded.
+    """
+    weight = params.lm_head.t()
+    if weight.dtype == torch.float32:
+        return torch.mm(hidden, weight, out=out)
+    if hidden.device.type in ("cuda", "meta"):
+        return torch.mm(hidden, weight, out_dtype=torch.float32, out=out)
+    logits = torch.mm(hidden, weight).float()
+    return logits if out is None else out.copy_(logits)

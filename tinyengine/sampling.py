@@ -1,0 +1,189 @@
+"""From logits to the next token: the parameters of a request, and the sampler of a whole batch.
+
+Names and meaning follow vLLM's SamplingParams. A row's noise is a hash of (seed, position), made on the device, and
+a token is chosen by inverse CDF in the order of token ids: neither depends on which other requests share the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tinyengine.errors import RequestError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request's tokens are chosen and when it ends. RequestError if a value is out of range.
+
+    temperature: 0 is greedy. top_k: keep the k most likely tokens; 0 or -1 keeps all. top_p: keep the fewest most
+    likely tokens whose probability reaches p. min_p: drop tokens less likely than min_p times the likeliest.
+    repetition_penalty: above 1 makes tokens of the prompt and the output less likely (Keskar et al. 2019).
+    seed: the same seed, prompt and parameters give the same tokens. max_tokens: None for as many as the model's
+    length allows. stop: strings that end the text, and are left out of it. stop_token_ids: further ids that end it,
+    beside the model's own eos ids, which ignore_eos switches off. logprobs: how many likeliest tokens to report
+    with their log-probability at each position, beside the chosen one.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 256
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        rules = {
+            "temperature must be a number of 0 or more": _finite(self.temperature) and self.temperature >= 0,
+            "top_k must be a whole number of 1 or more, or 0 for all tokens": _whole(self.top_k) and self.top_k >= -1,
+            "top_p must be a number above 0 and at most 1": _finite(self.top_p) and 0 < self.top_p <= 1,
+            "min_p must be a number from 0 to 1": _finite(self.min_p) and 0 <= self.min_p <= 1,
+            "repetition_penalty must be a number above 0": _finite(self.repetition_penalty)
+            and self.repetition_penalty > 0,
+            "seed must be a whole number from -2**63 to 2**63 - 1": self.seed is None
+            or (_whole(self.seed) and -(2**63) <= self.seed < 2**63),
+            "max_tokens must be a whole number of 1 or more": self.max_tokens is None
+            or (_whole(self.max_tokens) and self.max_tokens >= 1),
+            "stop must be strings that are not empty": all(isinstance(s, str) and s for s in stop),
+            "stop_token_ids must be whole numbers": all(_whole(t) for t in self.stop_token_ids),
+            "logprobs must be a whole number of 0 or more": self.logprobs is None
+            or (_whole(self.logprobs) and self.logprobs >= 0),
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise RequestError(f"{rule}; got {getattr(self, rule.split()[0])!r}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """The parameters of n rows as tensors `[n]` on the device: float32, and int64 for top_k, seed and position."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    position: Tensor
+    max_top_k: int  # 0 where a row needs the whole vocabulary sorted
+    restricted: bool  # whether any row uses top_k or top_p
+
+    @classmethod
+    def build(
+        cls,
+        params: Sequence[SamplingParams],
+        seeds: Sequence[int],
+        positions: Sequence[int],
+        device: torch.device,
+    ) -> SamplingBatch:
+        """seeds: one for each row, its request's own; positions: the index in its sequence of the token to come."""
+        floats = torch.tensor(
+            [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]],
+            dtype=torch.float32,
+        ).to(device)
+        whole = torch.tensor([[max(p.top_k, 0) for p in params], list(seeds), list(positions)]).to(device)
+        narrow = [p for p in params if not p.greedy and (p.top_k > 0 or p.top_p < 1)]
+        ks = [p.top_k for p in narrow]
+        return cls(
+            *(floats[0], whole[0], floats[1], floats[2], whole[1], whole[2]),
+            max_top_k=max(ks) if ks and min(ks) > 0 else 0,
+            restricted=bool(narrow),
+        )
+
+
+def penalize_repetition(logits: Tensor, token_ids: Tensor, penalty: float) -> Tensor:
+    """One row's logits `[vocab]` with those of the tokens already there, int64 `[m]`, made less likely."""
+    seen = logits[token_ids]
+    return logits.index_put((token_ids,), torch.where(seen > 0, seen / penalty, seen * penalty))
+
+
+def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """One token id for each row, int64 `[n]`. logits: float32 `[n, vocab]`."""
+    greedy = logits.argmax(-1)
+    # Minus the row's maximum first, so that a tiny temperature cannot overflow.
+    temperature = torch.where(batch.temperature > 0, batch.temperature, 1.0).unsqueeze(1)
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
+    # The likeliest token is at 0 and every other below: min_p is a threshold on the logits.
+    floor = batch.min_p.log().unsqueeze(1)
+    if batch.restricted:
+        floor = torch.maximum(floor, _top_k_top_p_floor(scaled.masked_fill(scaled < floor, -math.inf), batch))
+    probs = scaled.masked_fill(scaled < floor, -math.inf).softmax(-1)
+    drawn = inverse_cdf(probs, uniform(batch.seed, batch.position))
+    return torch.where(batch.temperature > 0, drawn, greedy)
+
+
+def _top_k_top_p_floor(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """The smallest logit that each row's top_k and top_p keep, `[n, 1]`. Ties with it are kept too."""
+    vocab = logits.shape[-1]
+    width = min(batch.max_top_k or vocab, vocab)
+    ordered = logits.topk(width, -1).values if width < vocab else logits.sort(-1, descending=True).values
+    rank = torch.arange(width, device=logits.device)
+    k = torch.where(batch.top_k > 0, batch.top_k, vocab).unsqueeze(1)
+    kept = ordered.masked_fill(rank >= k, -math.inf)
+    before = kept.softmax(-1).cumsum(-1).roll(1, -1)  # the probability of all that are likelier
+    top_p = batch.top_p.unsqueeze(1)
+    keep = (rank < k) & ((before < top_p) | (top_p >= 1) | (rank == 0))
+    floor = ordered.gather(1, (keep.sum(-1, keepdim=True) - 1))
+    unrestricted = (batch.top_k <= 0).unsqueeze(1) & (top_p >= 1)
+    return floor.masked_fill(unrestricted, -math.inf)
+
+
+def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
+    """For each row the first token id at which the summed probability exceeds `u` of the total, int64 `[n]`.
+
+    probs: float32 `[n, vocab]`; u: float32 `[n]`, in [0, 1). Tokens of probability 0 are never chosen, whatever the
+    rounding of the sums.
+    """
+    summed = probs.cumsum(-1).masked_fill(probs == 0, -1.0)
+    target = u.unsqueeze(1) * summed.amax(-1, keepdim=True)
+    return (summed > target).to(torch.uint8).argmax(-1)
+
+
+def uniform(seed: Tensor, position: Tensor) -> Tensor:
+    """A number in [0, 1) for each row, float32 `[n]`: a hash of seed and position (int64 `[n]`), no state anywhere.
+
+    Two rounds of SplitMix64's finalizer (Steele et al. 2014); the upper 24 bits fill a float32's mantissa.
+    """
+    mixed = _mix(_mix(seed) + position * -7046029254386353131)  # 2**64 / golden ratio, as a signed number
+    return ((mixed >> 40) & 0xFFFFFF).float() / 2**24
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finalizer on int64; a right shift is made logical by masking off the copied sign bits."""
+    x = (x ^ ((x >> 30) & (2**34 - 1))) * -4658895280553007687
+    x = (x ^ ((x >> 27) & (2**37 - 1))) * -7723592293110705685
+    return x ^ ((x >> 31) & (2**33 - 1))
+
+
+def top_logprobs(logits: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities before temperature and filters: of `chosen` `[n]`, and of the `count` likeliest.
+
+    Returns the chosen ones' `[n]`, then ids and values of the likeliest, each `[n, count]`.
+    """
+    logprobs = logits.log_softmax(-1)
+    values, ids = logprobs.topk(min(count, logits.shape[-1]), -1)
+    return logprobs.gather(1, chosen.unsqueeze(1))[:, 0], ids, values

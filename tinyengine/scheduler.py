@@ -1,0 +1,109 @@
+"""Which sequences run in the next step: admit, chunk, preempt.
+
+Continuous batching (Orca, Yu et al. 2022): a step is either a prefill step, several prompts or a chunk of a long
+one under a token budget, or a decode step, one token for every running sequence. When blocks run out the youngest
+sequence gives its own back and is computed again later (vLLM's recompute preemption).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from tinyengine.kv.blocks import BlockAllocator
+from tinyengine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to run: for each sequence, how many of its pending tokens. A decode step runs one of each."""
+
+    is_decode: bool
+    chunks: tuple[tuple[Sequence, int], ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that go through the model in this step."""
+        return sum(count for _, count in self.chunks)
+
+
+class Scheduler:
+    """Two queues, oldest request first: `waiting` holds no blocks, `running` holds blocks for all its tokens."""
+
+    def __init__(self, allocator: BlockAllocator, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.allocator = allocator
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sequence waits or runs."""
+        return not self.waiting and not self.running
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a new request."""
+        self.waiting.append(seq)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take a sequence out, ended or aborted, and free its blocks."""
+        (self.running if seq in self.running else self.waiting).remove(seq)
+        seq.table.release()
+
+    def schedule(self) -> Step | None:
+        """The next step, its blocks taken; None when there is nothing to do.
+
+        Prompts go first: a sequence that could have been decoding is worth more than one that already is.
+        """
+        self._admit()
+        return self._prefill_step() or self._decode_step()
+
+    def commit(self, step: Step) -> None:
+        """Note that the step has run: its tokens are in the cache."""
+        for seq, count in step.chunks:
+            seq.num_computed += count
+
+    def _admit(self) -> None:
+        """Move waiting sequences to running while their tokens so far find blocks, in order of arrival.
+
+        One block for each running sequence stays free, else the next decode step would preempt what was just
+        admitted. A sequence alone may take everything: none is accepted that could not fit.
+        """
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            seq = self.waiting[0]
+            if seq.table.missing(len(seq)) + len(self.running) > self.allocator.num_free:
+                return
+            seq.table.grow(len(seq))
+            self.running.append(self.waiting.popleft())
+
+    def _prefill_step(self) -> Step | None:
+        """Chunks of the running sequences that have more than one token pending, oldest first, up to the budget."""
+        budget = self.max_num_batched_tokens
+        chunks = []
+        for seq in self.running:
+            if seq.pending > 1 and budget > 0:
+                chunks.append((seq, min(seq.pending, budget)))
+                budget -= chunks[-1][1]
+        return Step(False, tuple(chunks)) if chunks else None
+
+    def _decode_step(self) -> Step | None:
+        """One token of every running sequence, after the youngest have made room where blocks ran out."""
+        served = 0
+        while served < len(self.running):
+            table, length = self.running[served].table, len(self.running[served])
+            if table.missing(length) > self.allocator.num_free:
+                self._preempt(self.running[-1])
+            else:
+                table.grow(length)
+                served += 1
+        return Step(True, tuple((seq, 1) for seq in self.running)) if self.running else None
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Send a running sequence back to the front of the queue; its tokens stay, its cache does not."""
+        self.running.remove(seq)
+        seq.table.release()
+        seq.num_computed = 0
+        self.waiting.appendleft(seq)
+        self.num_preemptions += 1
