@@ -7,7 +7,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import tokenizers
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -257,6 +257,20 @@ def test_streamed_pieces_of_a_text_are_its_decoding(name, text, sizes):
     assert "".join(pieces) == tokenizer.decode(ids)
     if "\ufffd" not in text and name != "metaspace":
         assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=150, deadline=None)
+@given(st.text(alphabet="the boat, é日😀", min_size=2, max_size=30), st.data())
+def test_pieces_after_a_prompt_are_what_they_add_to_it(name, text, data):
+    """A Llama 2 decoder strips the first space of what it is given: a continuation must keep its own."""
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode(text)
+    cut = data.draw(st.integers(0, len(ids)))
+    prompt = tokenizer.decode(ids[:cut])
+    assume(not prompt.endswith("\ufffd") and tokenizer.decode(ids).startswith(prompt))
+    detokenizer = Detokenizer(tokenizer, ids[:cut])
+    assert prompt + detokenizer.add(ids[cut:]) + detokenizer.flush() == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("name", NAMES)

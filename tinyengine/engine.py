@@ -182,7 +182,7 @@ class Engine:
             prompt=prompt if isinstance(prompt, str) else self.tokenizer.decode(ids),
             seq=seq,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
-            detokenizer=Detokenizer(self.tokenizer),
+            detokenizer=Detokenizer(self.tokenizer, ids),
             stops=StopStrings(params.stop),
             started=time.perf_counter(),
         )

@@ -171,7 +171,7 @@ class ByteTokenizer:
 class Detokenizer:
     """One request's ids to text, as they come. A token costs the decoding of a few, however long the text.
 
-    The pieces and the flush together are `decode` of all ids, and no piece ends in half a character:
+    The pieces and the flush together are what these ids add to `decode` of the context, and no piece ends in half a character:
 
     - A text that ends in U+FFFD may end in the first bytes of a character, at most 3. That one U+FFFD is held
       until something follows it, and all before it is settled.
@@ -183,11 +183,15 @@ class Detokenizer:
     _WINDOW = 4  # tokens: more than a begun character has bytes
     _LONGEST_RUN = 16
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, context_ids: Sequence[int] = ()) -> None:
+        """`context_ids`: the prompt that is continued. A Llama 2 decoder strips the first space of what it is
+        given, so without context the text of " upon" after "Once" would be "upon"."""
         self._tokenizer = tokenizer
-        self._ids: list[int] = []  # the window: the tokens just shown, and those not yet shown
+        # The window: the tokens just shown, and those not yet shown.
+        self._ids = [i for i in context_ids[-4 * self._WINDOW :] if not tokenizer.is_silent(i)]
         self._shown = 0  # characters of the window's text that were given out
         self._run = 0  # byte tokens at the end of the window
+        self._slide(self._WINDOW, held=int(tokenizer.decode(self._ids).endswith("\ufffd")))
 
     def add(self, token_ids: Iterable[int]) -> str:
         """Take the next ids; give the text that became readable."""
