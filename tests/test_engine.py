@@ -1,5 +1,7 @@
 """The engine against transformers, and against itself in other company: batches, chunks, preemption, streams."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import FAMILIES
@@ -128,6 +130,28 @@ def test_closing_a_stream_early_aborts_its_request(families):
     next(stream)
     stream.close()
     assert not engine.has_unfinished and engine.scheduler.allocator.num_used == 0
+
+
+def test_a_closed_stream_leaves_nothing_behind_even_if_it_had_ended_unseen(families):
+    engine = Engine(families["llama"][1], device="cpu")
+    stream = engine.stream("hello", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    next(stream)
+    engine.generate("longer than that", SamplingParams(max_tokens=20, ignore_eos=True))
+    assert engine.has_unfinished, "the stream's tokens are held for it"
+    stream.close()
+    assert not engine.has_unfinished and engine.step() == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_the_cache_takes_no_memory_before_it_is_used(families):
+    def anonymous_bytes():
+        (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssAnon")]
+        return int(line.split()[1]) * 1024
+
+    before = anonymous_bytes()
+    engine = Engine(families["llama"][1], device="cpu", kv_bytes=3 * 10**9, max_num_seqs=10**9)
+    assert engine.cache.data.nbytes > 2.9e9
+    assert anonymous_bytes() - before < 0.5e9
 
 
 def test_abort_returns_the_text_so_far_and_frees_the_blocks(families):
@@ -325,7 +349,7 @@ def test_a_progress_bar_shows_for_many_prompts_and_not_for_one(families, capsys)
         (dict(device="cuda:99"), "cuda:99"),
         (dict(dtype="int8"), "no dtype 'int8'"),
         (dict(attention="magic"), "no attention path 'magic'"),
-        (dict(kv_bytes=2**62, max_num_seqs=2**40), "does not fit"),
+        (dict(kv_bytes=2**62, max_num_seqs=2**40), "no room on cpu"),
     ],
     ids=str,
 )

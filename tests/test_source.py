@@ -19,10 +19,11 @@ MAY_IMPORT = {
     "scheduler": {"kv", "sequence"},
     "batch": {"kv", "model", "scheduler"},
     "loading": {"errors", "model"},
-    "engine": {"batch", "errors", "kv", "loading", "model", "sampling", "scheduler", "sequence"},
-    "generate": {"engine", "errors", "loading", "model", "sampling"},
+    "request": {"model", "sequence"},
+    "engine": {"batch", "errors", "kv", "loading", "model", "request", "sampling", "scheduler", "sequence"},
+    "generate": {"engine", "errors", "loading", "model", "request", "sampling"},
     "bench": {"engine", "errors", "loading", "model", "sampling"},
-    "__init__": {"engine", "errors", "sampling"},
+    "__init__": {"engine", "errors", "request", "sampling"},
 }
 
 

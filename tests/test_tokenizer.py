@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tinyengine.errors import ConfigError, RequestError
-from tinyengine.model.tokenizer import ByteTokenizer, Detokenizer, StopStrings, Tokenizer
+from tinyengine.model.detokenizer import Detokenizer, StopStrings
+from tinyengine.model.tokenizer import ByteTokenizer, Tokenizer
 
 TEXT = [
     "The quick brown fox jumps over the lazy dog. It's  two  spaces, and\n\n\ttabs; 12345.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,35 +23,13 @@ from tinyengine.kv.cache import KVCache, KVLayout, default_kv_bytes, fit_blocks
 from tinyengine.loading import EMBEDDED_MODEL, ModelSource, pick_device, pick_dtype
 from tinyengine.model.attention import choose_attention
 from tinyengine.model.inputs import DecodeInputs
-from tinyengine.model.tokenizer import Detokenizer, StopStrings
 from tinyengine.model.transformer import forward, lm_head
-from tinyengine.sampling import SamplingBatch, SamplingParams, penalize_repetition, sample, top_logprobs
+from tinyengine.request import Completion, Request, TokenLogprobs
+from tinyengine.sampling import SamplingParams, choose_tokens, top_logprobs
 from tinyengine.scheduler import Scheduler, Step
 from tinyengine.sequence import Sequence as TokenSequence
 
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probability of a generated token, and of the likeliest ones there, by token id."""
-
-    token_id: int
-    logprob: float
-    top: dict[int, float]
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What became of one request. finish_reason: `stop` (eos or a stop condition), `length`, or `abort`."""
-
-    prompt: str
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    prompt_token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None
-    time_to_first_token: float  # seconds from add_request; NaN where there was none
 
 
 @dataclass(frozen=True)
@@ -83,21 +61,6 @@ class EngineStats:
             self.prefill_tokens += step.num_tokens
             self.prefill_seconds += seconds
         self.peak_blocks = max(self.peak_blocks, blocks)
-
-
-@dataclass
-class _Request:
-    """A sequence, and the text that it has become so far."""
-
-    prompt: str
-    seq: TokenSequence
-    seed: int
-    detokenizer: Detokenizer
-    stops: StopStrings
-    started: float
-    first_token: float = float("nan")
-    text: str = ""
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class Engine:
@@ -145,47 +108,41 @@ class Engine:
         self.attention = choose_attention(attention, self.config, size, self.device, self.dtype)
 
         layout = KVLayout(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim, size, self.dtype)
-        budget = kv_bytes or default_kv_bytes(
-            self.device, self._step_bytes(max_num_seqs, max_num_batched_tokens, length)
-        )
+        reserve = self._step_bytes(max_num_seqs, max_num_batched_tokens, length)
+        budget = kv_bytes or default_kv_bytes(self.device, reserve)
         num_blocks = fit_blocks(layout, budget, max_num_seqs, length)
-        capacity = (num_blocks - 1) * size
-        if max_model_len is not None and capacity < max_model_len:
+        self.max_model_len = min(length, (num_blocks - 1) * size)
+        if max_model_len is not None and self.max_model_len < max_model_len:
             needed = (blocks_needed(max_model_len, size) + 1) * layout.bytes_per_block
             raise ConfigError(
-                f"the KV cache holds {capacity} tokens, fewer than max_model_len {max_model_len}: "
+                f"the KV cache holds {self.max_model_len} tokens, fewer than max_model_len {max_model_len}: "
                 f"kv_bytes must be at least {needed:,}, or max_model_len smaller"
             )
-        self.max_model_len = min(length, capacity)
         self.cache = KVCache(layout, num_blocks, self.device)
+        max_num_seqs = min(max_num_seqs, num_blocks - 1)  # a running sequence holds at least one block
         self.scheduler = Scheduler(BlockAllocator(num_blocks), max_num_seqs, max_num_batched_tokens)
         width = blocks_needed(self.max_model_len, size)
         self._decode_inputs = DecodeInputs.allocate(max_num_seqs, width, self.device)
         self.stats = EngineStats()
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Request] = {}
         self._held: list[StepOutput] = []  # made while someone else was being served
         self._next_id = 0
 
     # ---- requests ----
 
-    def add_request(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
+    def add_request(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> int:
         """Queue a prompt, text or token ids; returns the request's id. RequestError, and nothing queued, if it is bad.
 
         Text is encoded with the tokenizer's special tokens (a BOS, say); token ids are taken as they are.
         """
-        params = params or SamplingParams()
+        params = sampling_params or SamplingParams()
         ids = self._checked_ids(prompt)
         table = BlockTable(self.scheduler.allocator, self.cache.block_size)
         request_id, self._next_id = self._next_id, self._next_id + 1
         seq = TokenSequence(request_id, ids, params, table, self.max_model_len)
-        self._requests[request_id] = _Request(
-            prompt=prompt if isinstance(prompt, str) else self.tokenizer.decode(ids),
-            seq=seq,
-            seed=secrets.randbits(63) if params.seed is None else params.seed,
-            detokenizer=Detokenizer(self.tokenizer, ids),
-            stops=StopStrings(params.stop),
-            started=time.perf_counter(),
-        )
+        text = prompt if isinstance(prompt, str) else self.tokenizer.decode(ids)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        self._requests[request_id] = Request(text, seq, seed, self.tokenizer)
         self.scheduler.add(seq)
         return request_id
 
@@ -193,8 +150,7 @@ class Engine:
         """End a request now; what it has so far comes back with finish_reason `abort`."""
         if request_id not in self._requests:
             raise RequestError(f"there is no unfinished request {request_id}")
-        self._held = [output for output in self._held if output.request_id != request_id]
-        return self._end(request_id, "abort")
+        return self._end(self._requests[request_id], "abort")
 
     @property
     def has_unfinished(self) -> bool:
@@ -204,16 +160,16 @@ class Engine:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool | None = None,
     ) -> list[Completion]:
         """Serve all prompts together; completions in the order of the prompts.
 
-        params: one for all, or one for each prompt. progress: a bar on stderr, by default for more than one prompt.
+        sampling_params: one for all, or one for each prompt. progress: a bar on stderr, by default for several prompts.
         RequestError if a prompt is bad, before any of them has run.
         """
         many = _as_list(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params] * len(many)
+        each = list(sampling_params) if isinstance(sampling_params, Sequence) else [sampling_params] * len(many)
         if len(each) != len(many):
             raise RequestError(f"{len(many)} prompts and {len(each)} sampling params: give one for all or one for each")
         ids = self._add_all(many, each)
@@ -234,12 +190,12 @@ class Engine:
             self._abort_unfinished(ids)
         return [done[request_id] for request_id in ids]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """The text of one completion, piece by piece as it becomes readable: never half a character.
 
         Closing the iterator early aborts the request.
         """
-        request_id = self.add_request(prompt, params)
+        request_id = self.add_request(prompt, sampling_params)
         try:
             yield from (output.text for output in self._outputs([request_id]) if output.text)
         finally:
@@ -275,73 +231,25 @@ class Engine:
         return lm_head(self.params, hidden), seqs
 
     def _advance(self, logits: Tensor, seqs: list[TokenSequence]) -> list[StepOutput]:
-        """Choose a token for each row, append it, and end the sequences that are done."""
+        """Choose a token for each row, append it, and end the requests that are done."""
         requests = [self._requests[seq.request_id] for seq in seqs]
-        tokens, logprobs = self._sample(logits, requests)
-        return [
-            self._append(request, token, entry)
-            for request, token, entry in zip(requests, tokens, logprobs, strict=True)
-        ]
+        params, histories = [seq.params for seq in seqs], [seq.token_ids for seq in seqs]
+        chosen = choose_tokens(logits, params, [request.seed for request in requests], histories)
+        rows = zip(requests, chosen.tolist(), _logprobs(logits, chosen, params), strict=True)
+        return [self._append(request, token, logprobs) for request, token, logprobs in rows]
 
-    def _sample(self, logits: Tensor, requests: list[_Request]) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """Token ids, and log-probabilities for the rows that asked for them."""
-        params = [request.seq.params for request in requests]
-        raw = logits
-        penalized = [i for i, p in enumerate(params) if p.repetition_penalty != 1]
-        if penalized:
-            logits = logits.clone()
-        for i in penalized:
-            seen = torch.tensor(requests[i].seq.token_ids, device=self.device)
-            logits[i] = penalize_repetition(logits[i], seen, params[i].repetition_penalty)
-        if all(p.greedy for p in params):
-            chosen = logits.argmax(-1)
-        else:
-            seeds, lengths = [r.seed for r in requests], [len(r.seq) for r in requests]
-            chosen = sample(logits, SamplingBatch.build(params, seeds, lengths, self.device))
-        return chosen.tolist(), _logprobs(raw, chosen, params)
-
-    def _append(self, request: _Request, token: int, logprobs: TokenLogprobs | None) -> StepOutput:
+    def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> StepOutput:
         """One more token of a request, and its end if this is it."""
-        seq = request.seq
-        if len(seq) == seq.num_prompt:
-            request.first_token = time.perf_counter() - request.started
-        seq.token_ids.append(token)
-        if logprobs:
-            request.logprobs.append(logprobs)
         shown = len(request.text)
-        reason = self._add_text(request, token)
-        completion = self._end(seq.request_id, reason) if reason else None
-        return StepOutput(seq.request_id, token, request.text[shown:], completion)
+        reason = request.append(token, logprobs, self.config.eos_token_ids)
+        completion = self._end(request, reason) if reason else None
+        return StepOutput(request.seq.request_id, token, request.text[shown:], completion)
 
-    def _add_text(self, request: _Request, token: int) -> str | None:
-        """Add what the token made readable to the text; why the request ends here, or None."""
-        params = request.seq.params
-        is_eos = token in self.config.eos_token_ids and not params.ignore_eos
-        if is_eos or token in params.stop_token_ids:
-            return "stop"
-        text, stopped = request.stops.push(request.detokenizer.add([token]))
-        request.text += text
-        if stopped:
-            return "stop"
-        return "length" if request.seq.is_full else None
-
-    def _end(self, request_id: int, reason: str) -> Completion:
+    def _end(self, request: Request, reason: str) -> Completion:
         """Take a request out, free its blocks, and say what became of it."""
-        request = self._requests.pop(request_id)
-        seq = request.seq
-        self.scheduler.remove(seq)
-        text, stopped = request.stops.push(request.detokenizer.flush())
-        request.text += text + request.stops.flush()
-        reason = "stop" if stopped else reason
-        return Completion(
-            prompt=request.prompt,
-            text=request.text,
-            token_ids=seq.output_ids,
-            finish_reason=reason,
-            prompt_token_ids=seq.token_ids[: seq.num_prompt],
-            logprobs=request.logprobs if seq.params.logprobs is not None else None,
-            time_to_first_token=request.first_token,
-        )
+        del self._requests[request.seq.request_id]
+        self.scheduler.remove(request.seq)
+        return request.complete(reason)
 
     # ---- small helpers ----
 
@@ -368,10 +276,12 @@ class Engine:
             raise RequestError(f"prompt {len(ids)}: {error}") from None
         return ids
 
-    def _abort_unfinished(self, ids: Iterable[int]) -> None:
+    def _abort_unfinished(self, ids: list[int]) -> None:
+        """Nobody waits for these requests any more: end them, and drop what is held for them."""
         for request_id in ids:
             if request_id in self._requests:
                 self.abort(request_id)
+        self._held = [output for output in self._held if output.request_id not in ids]
 
     def _checked_ids(self, prompt: Prompt) -> list[int]:
         """The prompt as token ids that this engine can serve, or RequestError."""

@@ -18,10 +18,11 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
-from tinyengine.engine import Completion, Engine, StepOutput
+from tinyengine.engine import Engine, StepOutput
 from tinyengine.errors import RequestError, TinyEngineError
 from tinyengine.loading import DTYPES, EMBEDDED_MODEL
 from tinyengine.model.config import PRESETS
+from tinyengine.request import Completion
 from tinyengine.sampling import SamplingParams
 
 INTERRUPTED = 130

@@ -115,6 +115,24 @@ class SamplingBatch:
         )
 
 
+def choose_tokens(
+    logits: Tensor, params: Sequence[SamplingParams], seeds: Sequence[int], histories: Sequence[Sequence[int]]
+) -> Tensor:
+    """The next token of each of n requests, int64 `[n]`, from its logits, float32 `[n, vocab]`.
+
+    seeds: one for each request; histories: its tokens so far, prompt included. `logits` are left as they are.
+    """
+    penalized = [i for i, p in enumerate(params) if p.repetition_penalty != 1]
+    if penalized:
+        logits = logits.clone()
+    for i in penalized:
+        seen = torch.tensor(histories[i], device=logits.device)
+        logits[i] = penalize_repetition(logits[i], seen, params[i].repetition_penalty)
+    if all(p.greedy for p in params):
+        return logits.argmax(-1)
+    return sample(logits, SamplingBatch.build(params, seeds, [len(h) for h in histories], logits.device))
+
+
 def penalize_repetition(logits: Tensor, token_ids: Tensor, penalty: float) -> Tensor:
     """One row's logits `[vocab]` with those of the tokens already there, int64 `[m]`, made less likely."""
     seen = logits[token_ids]

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,15 +38,12 @@ class KVCache:
     """K and V of every block of every layer; a layer's part is `[blocks, block_size, 2, kv_heads, head_dim]`."""
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device | str) -> None:
-        block = (layout.block_size, 2, layout.kv_heads, layout.head_dim)
-        # Zeros, not garbage: a masked position still enters a product, where a NaN would not stay masked.
+        shape = (layout.num_layers, num_blocks, layout.block_size, 2, layout.kv_heads, layout.head_dim)
+        size = num_blocks * layout.bytes_per_block
         try:
-            self.data = torch.zeros(layout.num_layers, num_blocks, *block, dtype=layout.dtype, device=device)
-        except RuntimeError as error:  # torch's out-of-memory errors, on the host and on CUDA, are RuntimeErrors
-            size = num_blocks * layout.bytes_per_block
-            raise ConfigError(
-                f"the KV cache of {size:,} bytes does not fit on {device}: make kv_bytes smaller"
-            ) from error
+            self.data = _zeros(size, torch.device(device)).view(layout.dtype).view(shape)
+        except (RuntimeError, MemoryError, ValueError) as error:  # as torch and NumPy say that it is too much
+            raise ConfigError(f"no room on {device} for a KV cache of {size:,} bytes: make kv_bytes smaller") from error
         self.layers: tuple[Tensor, ...] = self.data.unbind(0)
         self.num_blocks = num_blocks
         self.block_size = layout.block_size
@@ -54,6 +52,16 @@ class KVCache:
     def write(layer_cache: Tensor, slot_mapping: Tensor, kv: Tensor) -> None:
         """Store K and V of n tokens, kv `[n, 2 * kv_heads, head_dim]` (all K heads, then all V), at their slots."""
         layer_cache.view(-1, *kv.shape[1:]).index_copy_(0, slot_mapping, kv)
+
+
+def _zeros(size: int, device: torch.device) -> Tensor:
+    """Zeros, not garbage: a masked position still enters a product, where a NaN would not stay masked.
+
+    On the host NumPy asks the system for zeroed pages, which take no memory until they are first written.
+    """
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(size, np.uint8))
+    return torch.zeros(size, dtype=torch.uint8, device=device)
 
 
 def available_host_bytes() -> int:
