@@ -186,6 +186,10 @@ def test_a_flash_path_that_is_wrong_is_found_at_start(monkeypatch):
         with pytest.warns(UserWarning, match="relative error") as caught:
             assert choose("auto").name == "gather"
         assert len(caught) == 1
+        monkeypatch.setattr(attention_module, "_flash", lambda *a, **k: [x * float("nan") for x in original(*a, **k)])
+        with pytest.warns(UserWarning, match="relative error nan"):
+            assert choose("auto").name == "gather"
+        monkeypatch.setattr(attention_module, "_flash", lambda *a, **k: [x * 1.1 for x in original(*a, **k)])
         with pytest.raises(ConfigError, match="failed its check"):
             choose("flash")
     with pytest.warns(UserWarning, match="_flash_attention_forward"):  # no kernel at all

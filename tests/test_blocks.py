@@ -1,5 +1,7 @@
 """The block allocator, block tables and slot mapping: no block lost, shared by accident, or used twice."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -54,6 +56,19 @@ def test_freeing_a_block_twice_in_one_call_changes_nothing():
     with pytest.raises(BlockError):
         allocator.free([a, b, a])
     assert (allocator.ref_count(a), allocator.ref_count(b)) == (1, 1)
+
+
+def test_freeing_a_long_sequence_takes_time_in_proportion():
+    """Four times the blocks must not take sixteen times as long, as a search for each block would."""
+
+    def seconds(count):
+        allocator = BlockAllocator(count + 1)
+        blocks = allocator.allocate(count)
+        start = time.perf_counter()
+        allocator.free(blocks)
+        return time.perf_counter() - start
+
+    assert min(seconds(16_000) for _ in range(5)) < 10 * min(seconds(4_000) for _ in range(5))
 
 
 def test_slots_by_hand():

@@ -65,7 +65,6 @@ def test_a_saved_config_reads_as_transformers_reads_it(tmp_path, family, options
     assert ours.tie_embeddings == theirs.tie_word_embeddings
     assert ours.qkv_bias == (family == "Qwen2")
     assert ours.qk_norm == (family == "Qwen3")
-    assert ours.bos_token_id == theirs.bos_token_id
     assert list(ours.eos_token_ids) == ([] if theirs.eos_token_id is None else [theirs.eos_token_id])
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(theirs)
@@ -82,7 +81,6 @@ def test_missing_keys_take_the_defaults_of_the_family(tmp_path, family):
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 2)
     assert ours.tie_embeddings is theirs.tie_word_embeddings is False
     assert ours.rms_norm_eps == theirs.rms_norm_eps == 1e-6
-    assert ours.bos_token_id == theirs.bos_token_id
     assert ours.rope == RopeConfig(theta=10000.0)
 
 
@@ -135,20 +133,18 @@ def test_dtype_in_either_spelling(tmp_path, keys, dtype):
 
 
 @pytest.mark.parametrize(
-    ("generation", "own", "ids", "bos"),
+    ("generation", "own", "ids"),
     [
-        (dict(eos_token_id=[5, 6, 7], bos_token_id=4), 9, (5, 6, 7), 4),
-        (dict(eos_token_id=5), [8, 9], (5,), 1),
-        (dict(temperature=0.6), [8, 9], (8, 9), 1),
-        (None, 9, (9,), 1),
-        (None, ..., (2,), 1),  # LlamaConfig's own default
-        (None, None, (), 1),
+        (dict(eos_token_id=[5, 6, 7]), 9, (5, 6, 7)),
+        (dict(eos_token_id=5), [8, 9], (5,)),
+        (dict(temperature=0.6), [8, 9], (8, 9)),
+        (None, 9, (9,)),
+        (None, ..., (2,)),  # LlamaConfig's own default
+        (None, None, ()),
     ],
 )
-def test_every_end_of_sequence_id_is_known(tmp_path, generation, own, ids, bos):
-    config = read(tmp_path, generation=generation, eos_token_id=own)
-    assert config.eos_token_ids == ids
-    assert config.bos_token_id == bos
+def test_every_end_of_sequence_id_is_known(tmp_path, generation, own, ids):
+    assert read(tmp_path, generation=generation, eos_token_id=own).eos_token_ids == ids
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import FAMILIES
@@ -169,6 +170,101 @@ def test_abort_returns_the_text_so_far_and_frees_the_blocks(families):
     assert {o.request_id for o in rest} == {keep} and engine.scheduler.allocator.num_used == 0
 
 
+def ending_elsewhere(engine, stream):
+    next(stream)
+    while engine.has_unfinished:
+        engine.step()
+
+
+def aborted_elsewhere(engine, stream):
+    next(stream)
+    engine.abort(0)
+
+
+@pytest.mark.parametrize("event", [ending_elsewhere, aborted_elsewhere], ids=lambda f: f.__name__)
+def test_a_stream_whose_request_ended_elsewhere_ends(families, event):
+    engine = Engine(families["llama"][1], device="cpu")
+    stream = engine.stream("hello", SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    event(engine, stream)
+    assert list(stream) == []
+
+
+@pytest.mark.parametrize("where", ["forward", "choose_tokens"])
+def test_a_step_that_breaks_off_is_run_again(families, expected, monkeypatch, where):
+    import tinyengine.engine as module
+
+    engine = Engine(families["llama"][1], device="cpu", max_num_batched_tokens=100)
+    ids = [engine.add_request(p, GREEDY) for p in prompts_of()]
+    original, calls, done = getattr(module, where), 0, {}
+
+    def sometimes(*args):
+        nonlocal calls
+        calls += 1
+        if calls % 5 == 0:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    monkeypatch.setattr(module, where, sometimes)
+    while engine.has_unfinished:
+        try:
+            done.update({o.request_id: o.completion for o in engine.step() if o.completion})
+        except KeyboardInterrupt:
+            continue
+    assert [done[i].token_ids for i in ids] == expected["llama"]
+
+
+def test_ctrl_c_in_generate_leaves_other_requests_alone(families, expected, monkeypatch):
+    engine = Engine(families["llama"][1], device="cpu")
+    other = engine.add_request(prompts_of()[0], GREEDY)
+    original = engine._next_tokens
+
+    def interrupted(step):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "_next_tokens", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(prompts_of()[1:3], GREEDY, progress=False)
+    assert engine._next_tokens == original
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    assert {o.request_id for o in outputs} == {other}
+    assert [o.token_id for o in outputs] == expected["llama"][0]
+
+
+def test_numbers_that_overflow_end_their_request_alone_and_poison_nobody(families):
+    engine = Engine(families["llama"][1], device="cpu", kv_bytes=8 * 16 * 3 * 2 * 2 * 16 * 4)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    (before,) = engine.generate([[9, 9, 9]], params)
+    kept = engine.params.embed[7].clone()
+    engine.params.embed[7] = float("inf")
+    bad, good = engine.generate([[7, 8], [9, 9, 9]], params, progress=False)
+    assert bad.finish_reason == "abort" and "float32" in bad.error and bad.token_ids == []
+    assert good.error is None and good.token_ids == before.token_ids
+    with pytest.raises(RequestError, match="overflowed"):
+        list(engine.stream([7, 8], params))
+    engine.params.embed[7] = kept
+    assert engine.cache.data.isfinite().all(), "the blocks' next owner must not find NaN"
+    assert engine.generate([[9, 9, 9]], params)[0].token_ids == before.token_ids
+
+
+def test_requests_without_a_seed_differ(families):
+    engine = Engine(families["llama"][1], device="cpu")
+    done = engine.generate([[5, 6, 7]] * 2, SamplingParams(temperature=2.0, max_tokens=20), progress=False)
+    assert done[0].token_ids != done[1].token_ids
+
+
+def test_statistics_add_up(families):
+    engine = Engine(families["llama"][1], device="cpu")
+    done = engine.generate(prompts_of((20, 40)), SamplingParams(max_tokens=10, ignore_eos=True), progress=False)
+    stats = engine.stats
+    assert (stats.prefill_tokens, stats.decode_tokens) == (60, 18)
+    assert stats.peak_blocks == 2 + 4, "29 and 49 tokens in blocks of 16"
+    total = stats.prefill_seconds + stats.decode_seconds
+    assert all(0 < d.time_to_first_token < total for d in done) and stats.prefill_seconds < total
+
+
 # ---- how a request ends ----
 
 
@@ -197,15 +293,14 @@ def scripted(engine, text):
     """An engine whose model is replaced by one that says `text`, byte by byte, then spaces."""
     ids = engine.tokenizer.encode(text, add_special_tokens=False)
     space = engine.tokenizer.encode(" ", add_special_tokens=False)[0]
-    original = engine._run
+    original = engine._choose
 
-    def run(step):
-        _, seqs = original(step)
+    def choose(logits, seqs):
         rows = [seq.output_ids for seq in seqs]
         chosen = [ids[len(row)] if len(row) < len(ids) else space for row in rows]
-        return torch.nn.functional.one_hot(torch.tensor(chosen), engine.config.vocab_size).float(), seqs
+        return original(torch.nn.functional.one_hot(torch.tensor(chosen), logits.shape[1]).float(), seqs)
 
-    engine._run = run
+    engine._choose = choose
     return engine
 
 
@@ -257,7 +352,7 @@ def test_a_small_cache_bounds_the_length_and_says_so(families):
 
 
 def test_the_default_cache_is_at_most_a_quarter_of_the_free_memory(monkeypatch):
-    monkeypatch.setattr("tinyengine.kv.cache.available_host_bytes", lambda: 40_000_000)
+    monkeypatch.setattr("tinyengine.kv.cache.free_bytes", lambda _: 40_000_000)
     engine = Engine("tiny", device="cpu")
     per_block = engine.cache.data.nbytes // engine.cache.num_blocks
     assert 10_000_000 - per_block < engine.cache.data.nbytes <= 10_000_000
@@ -277,6 +372,10 @@ def test_the_default_cache_is_at_most_a_quarter_of_the_free_memory(monkeypatch):
         ([True, 1], "token id True"),
         ([5] * 512, "512 tokens"),
         ("\udcff", "Unicode"),
+        (None, "text or a list of token ids; got NoneType"),
+        (5, "text or a list of token ids; got int"),
+        (b"bytes", "got bytes"),
+        ([1.5], "token id 1.5"),
     ],
     ids=str,
 )
@@ -284,9 +383,73 @@ def test_a_bad_prompt_is_refused_and_nothing_is_queued(families, prompt, complai
     engine = Engine(families["llama"][1], device="cpu")
     with pytest.raises(RequestError, match=complaint):
         engine.add_request(prompt)
+    with pytest.raises(RequestError, match=complaint):
+        engine.stream(prompt)
     with pytest.raises(RequestError, match=f"prompt 1: .*{complaint}"):
         engine.generate([[5, 6], prompt], progress=False)
     assert not engine.has_unfinished
+
+
+def test_arrays_and_tensors_are_token_ids_too(families):
+    engine = Engine(families["llama"][1], device="cpu")
+    short = SamplingParams(temperature=0, max_tokens=4)
+    wanted = engine.generate([5, 6, 7], short)[0]
+    for prompt in (np.array([5, 6, 7]), torch.tensor([5, 6, 7]), (5, 6, 7)):
+        assert tokens(engine.generate(prompt, short)) == [wanted.token_ids]
+    for prompts in (np.array([[5, 6, 7]] * 2), torch.tensor([[5, 6, 7]] * 2)):
+        assert tokens(engine.generate(prompts, short, progress=False)) == [wanted.token_ids] * 2
+    assert type(engine.generate(np.array([5, 6, 7]), short)[0].prompt_token_ids[0]) is int
+
+
+def test_params_that_are_none_of_ours_are_refused(families):
+    engine = Engine(families["llama"][1], device="cpu")
+    with pytest.raises(RequestError, match="must be SamplingParams"):
+        engine.generate("hello", {"temperature": 1})
+
+
+def test_text_that_the_model_has_no_ids_for_points_at_the_folder(families, tmp_path):
+    from conftest import byte_tokenizer_json, hf_model
+
+    hf_model("llama", vocab_size=60).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer_json())
+    with pytest.raises(RequestError, match="do not belong together"):
+        Engine(tmp_path, device="cpu").generate("zz")
+
+
+def test_an_aborted_request_has_no_text_of_its_prompts(families):
+    engine = Engine(families["llama"][1], device="cpu")
+    half = engine.tokenizer.encode("\u00e9")[:1]  # the first byte of a character
+    done = engine.abort(engine.add_request(half, SamplingParams(stop="\ufffd")))
+    assert (done.text, done.token_ids, done.finish_reason) == ("", [], "abort")
+
+
+def test_rows_get_as_many_logprobs_as_they_asked_for(families):
+    engine = Engine(families["llama"][1], device="cpu")
+    asked = [0, 2, 5, None]
+    params = [SamplingParams(max_tokens=3, ignore_eos=True, logprobs=n, repetition_penalty=1.5) for n in asked]
+    done = engine.generate(prompts_of((4, 5, 6, 7)), params, progress=False)
+    assert [d.logprobs and [len(e.top) for e in d.logprobs] for d in done] == [[0] * 3, [2] * 3, [5] * 3, None]
+
+
+def test_a_continuation_keeps_the_space_that_a_llama_2_decoder_strips(families, tmp_path):
+    """Its tokenizer decodes ▁upon alone as "upon"; after "Once" it must be " upon"."""
+    import shutil
+
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    shutil.copytree(families["llama"][1], tmp_path / "m")
+    vocab = {"<unk>": 0, "▁Once": 1, "▁upon": 2, **{f"x{i}": i for i in range(3, 300)}}
+    backend = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    backend.save(str(tmp_path / "m" / "tokenizer.json"))
+    engine = Engine(tmp_path / "m", device="cpu")
+    original = engine._choose
+    engine._choose = lambda logits, seqs: original(
+        torch.nn.functional.one_hot(torch.tensor([2] * len(seqs)), 300).float(), seqs
+    )
+    (done,) = engine.generate("Once", SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    assert done.text == " upon upon"
 
 
 def test_logprobs_belong_to_the_tokens_they_stand_beside(families):

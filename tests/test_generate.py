@@ -128,6 +128,10 @@ def test_in_a_batch_as_text_the_bad_row_is_told_on_stderr(cli):
         (["x", "--dtype", "int4"], "choose auto, float32"),
         (["x", "--file", "no/such/file"], "No such file"),
         (["x", "--file", "."], "directory"),
+        (["x", "--file", ""], "No such file"),
+        (["x", "--file", "a\0b"], "null"),
+        (["x", "--top-k", "9" * 20], "top_k"),
+        (["-hello there"], "goes after --"),
         (["x", "--nonsense"], "unrecognized arguments: --nonsense"),
         (["x", "--chat"], "no chat template"),
     ],
@@ -141,6 +145,29 @@ def test_a_mistake_is_one_line_and_exit_code_2(cli, args, complaint):
 def test_a_model_that_is_not_there_is_one_line(cli):
     code, _, err = cli("x", model="no/such/folder")
     assert code == 2 and "no model folder 'no/such/folder'" in one_line(err)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "new\nline"], ids=["too long", "two lines"])
+def test_an_impossible_folder_is_one_line(cli, name):
+    code, _, err = cli("x", model=name)
+    assert code == 2 and "no model folder" in one_line(err)
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"])
+def test_a_model_too_large_for_the_machine_is_one_line(cli, folder, tmp_path, key):
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "huge")
+    path = tmp_path / "huge" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: 2**44, "head_dim": 16}))
+    code, _, err = cli("x", model=str(tmp_path / "huge"))
+    assert code == 2 and one_line(err)
+
+
+def test_only_line_ends_end_a_prompt(cli, tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("a\u2028b\x0cc\x85d\nnext".encode())
+    assert len(cli("--file", str(path), "--json")[1].splitlines()) == 2
 
 
 def test_a_file_that_is_not_text_is_one_line(cli, tmp_path):
@@ -187,6 +214,61 @@ def test_a_full_disk_is_one_line(folder, args):
         process = spawn("--model", folder, "--max-tokens", "4", "--quiet", *args, stdout=full)
         err = process.stderr.read().decode()
     assert process.wait(60) == 2 and "cannot write the output" in one_line(err)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="closes descriptors in a shell")
+@pytest.mark.parametrize(
+    "redirection, code, complaint",
+    [
+        (">&-", 2, "standard output is closed"),
+        ("2>&-", 0, ""),
+        ("2>/dev/full", 2, ""),
+        ("--file - <&-", 2, "standard input is closed"),
+    ],
+)
+def test_closed_streams_end_in_no_traceback(folder, redirection, code, complaint):
+    for prompts in ("x", "x y --json"):
+        command = f"{sys.executable} -m tinyengine.generate --model '{folder}' --max-tokens 2 {prompts} {redirection}"
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code and "Traceback" not in done.stdout + done.stderr
+        assert complaint in done.stderr and "tinyengine:" not in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+@pytest.mark.parametrize("after", [0.3, 0.8, 1.6])
+def test_ctrl_c_while_loading_exits_130(folder, after):
+    process = spawn("--model", folder, "--max-tokens", "400", "x")
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and b"Traceback" not in err
+
+
+@pytest.fixture
+def chatty(folder, tmp_path):
+    """A model with a chat template, which refuses one word."""
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "chat")
+    template = (
+        "{% if messages[0].content == 'no' %}{{ raise_exception('not\\nthat') }}{% endif %}<{{ messages[0].content }}>"
+    )
+    (tmp_path / "chat" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return str(tmp_path / "chat")
+
+
+def test_chat_wraps_the_prompt_and_shows_only_the_answer(cli, chatty):
+    code, out, _ = cli("--chat", "hello", "--json", model=chatty)
+    row = json.loads(out)
+    assert code == 0 and row["prompt"] == "hello" and row["prompt_tokens"] == len("<hello>")
+    assert not cli("--chat", "hello", "--temperature", "0", model=chatty)[1].startswith("hello")
+
+
+def test_a_chat_template_that_refuses_one_prompt_fails_that_row_alone(cli, chatty):
+    code, out, _ = cli("--chat", "yes", "no", "--json", "--quiet", model=chatty)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 2 and "text" in rows[0] and "refused" in rows[1]["error"]
+    assert "not that" in one_line(cli("--chat", "no", model=chatty)[2])
 
 
 @pytest.fixture(scope="module")

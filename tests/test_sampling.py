@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from tinyengine.errors import RequestError
 from tinyengine.sampling import (
+    NO_TOKEN,
     SamplingBatch,
     SamplingParams,
+    choose_tokens,
     inverse_cdf,
     penalize_repetition,
     sample,
@@ -55,6 +57,12 @@ def support(row, params, draws=4000):
         dict(stop_token_ids=["a"]),
         dict(logprobs=-1),
         dict(temperature="warm"),
+        dict(temperature=10**400),
+        dict(top_k=2**70),
+        dict(stop=5),
+        dict(stop=None),
+        dict(stop_token_ids=7),
+        dict(stop_token_ids=None),
     ],
     ids=str,
 )
@@ -174,6 +182,59 @@ def test_a_row_gives_the_same_token_whatever_its_batch_mates_ask_for():
         together = draw(logits, [*mine, extra, extra, extra], [5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16])
         alone = [draw(logits[i : i + 1], [mine[i]], [5 + i], [11 + i]) for i in range(3)]
         assert together[:3].tolist() == [int(t) for t in alone]
+
+
+def test_a_narrow_top_k_serves_rows_of_every_k_and_rows_of_none():
+    """When every restricted row has a top_k, only the largest k is sorted: nobody may notice."""
+    n, k = 3000, [7, 50, 0]
+    logits = torch.randn(3, 200)
+    for i, top_k in enumerate(k):
+        mixed = [SamplingParams(top_k=other) for other in k] * n
+        found = draw(logits.repeat(n, 1), mixed, [1] * 3 * n, list(range(3 * n))).view(n, 3)[:, i]
+        alone = draw(logits[i].repeat(n, 1), SamplingParams(top_k=top_k), [1] * n, list(range(i, 3 * n, 3)))
+        assert found.equal(alone)
+        assert set(found.tolist()) <= set(logits[i].topk(top_k or 200).indices.tolist())
+    assert len(set(found.tolist())) > 50, "the row without top_k keeps the whole vocabulary"
+
+
+def test_a_row_that_keeps_everything_keeps_it_beside_one_that_does_not():
+    """The sorted sums of a peaked row reach 1 early in float32; without top_p its tail is kept all the same."""
+    n, vocab = 500, 20_000
+    row = torch.full((vocab,), -10.0)
+    row[0] = 0.5
+    params = [SamplingParams(), SamplingParams(top_p=0.5)] * n
+    tokens = draw(row.repeat(2 * n, 1), params, [1] * 2 * n, list(range(2 * n))).view(n, 2)
+    tail = 1 / (1 + math.exp(0.5) / ((vocab - 1) * math.exp(-10)))
+    assert (tokens[:, 0] != 0).float().mean() == pytest.approx(tail, abs=5 * (tail / n) ** 0.5)
+    assert (tokens[:, 0] > vocab // 2).any() and (tokens[:, 1] == 0).all()
+
+
+def test_noise_goes_with_the_length_of_the_history():
+    logits, params = torch.zeros(1, 1000), [SamplingParams()]
+    drawn = [int(choose_tokens(logits, params, [5], [[3] * length])) for length in range(1, 41)]
+    assert len(set(drawn)) > 30
+    assert drawn == [int(t) for t in draw(logits.repeat(40, 1), SamplingParams(), [5] * 40, list(range(1, 41)))]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_row_of_broken_logits_gets_no_token_and_its_neighbours_do(value):
+    logits = torch.randn(3, 20)
+    logits[1] = value if value < 0 else logits[1].index_fill(0, torch.tensor([4]), value)
+    for params in (SamplingParams(temperature=0), SamplingParams(seed=1)):
+        chosen = choose_tokens(logits, [params] * 3, [1, 2, 3], [[0]] * 3).tolist()
+        assert chosen[1] == NO_TOKEN and NO_TOKEN not in (chosen[0], chosen[2])
+
+
+def test_a_penalty_leaves_the_logits_themselves_as_they_were():
+    logits = torch.randn(2, 20)
+    before = logits.clone()
+    choose_tokens(logits, [SamplingParams(repetition_penalty=3.0)] * 2, [1, 2], [[1, 2], [3]])
+    assert logits.equal(before)
+
+
+def test_uniform_never_reaches_one():
+    assert uniform(torch.arange(1_000_000), torch.zeros(1_000_000, dtype=torch.int64)).max() < 1
+    assert float(torch.tensor(0xFFFFFF).float() / 2**24) < 1, "the largest value that the hash can give"
 
 
 def test_the_ends_of_the_cdf_never_give_a_token_of_probability_zero():

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tinyengine.kv.blocks import BlockAllocator, BlockTable, blocks_needed
 from tinyengine.sampling import SamplingParams
-from tinyengine.scheduler import Scheduler
+from tinyengine.scheduler import MAX_PREFILLS_IN_A_ROW, Scheduler
 from tinyengine.sequence import Sequence
 
 BLOCK = 4
@@ -24,8 +24,8 @@ def add(scheduler, prompt_len, max_tokens=5, request_id=0, max_len=10_000):
 
 def run(scheduler, step):
     """What the engine does with a step, the model left out: token 7 for every sequence that has none pending."""
-    scheduler.commit(step)
-    for seq, _ in step.chunks:
+    for seq, count in step.chunks:
+        seq.num_computed += count
         if not seq.pending:
             seq.token_ids.append(7)
             if seq.is_full:
@@ -90,6 +90,36 @@ def test_the_youngest_is_preempted_and_computed_again():
         run(scheduler, step)
     assert preempted and scheduler.num_preemptions >= 1
     assert len(old) == len(young) == 17
+
+
+def test_a_preempted_sequence_goes_before_those_that_have_never_run():
+    scheduler = make(num_blocks=6, max_num_seqs=2)
+    seqs = [add(scheduler, 7, max_tokens=10, request_id=i) for i in range(3)]
+    while not scheduler.num_preemptions:
+        run(scheduler, scheduler.schedule())
+    assert [seq.request_id for seq in scheduler.waiting] == [1, 2]
+    while not scheduler.is_idle:
+        run(scheduler, scheduler.schedule())
+    assert all(seq.is_full for seq in seqs)
+
+
+def test_admission_leaves_each_running_sequence_a_block_to_grow_into():
+    scheduler = make(num_blocks=5)  # four usable
+    old = add(scheduler, 8, max_tokens=20, request_id=0)
+    run(scheduler, scheduler.schedule())
+    add(scheduler, 8, request_id=1)  # two blocks are free, but the old one is about to need one
+    assert counts(scheduler.schedule()) == [(0, 1)] and scheduler.running == [old]
+
+
+def test_new_prompts_do_not_silence_those_that_are_being_answered():
+    scheduler = make(num_blocks=1000, max_num_seqs=500)
+    old = add(scheduler, 3, max_tokens=10, request_id=0)
+    for i in range(1, 200):
+        add(scheduler, 6, max_tokens=1, request_id=i)
+        run(scheduler, scheduler.schedule())
+        if old.is_full:
+            break
+    assert old.is_full and i <= 10 * (MAX_PREFILLS_IN_A_ROW + 1)
 
 
 def test_removing_a_waiting_sequence_frees_nothing_and_loses_nothing():

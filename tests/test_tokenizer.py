@@ -158,7 +158,7 @@ def test_without_a_chat_template_a_chat_is_refused(tmp_path):
     ("template", "words"),
     [
         (TEMPLATE, "no role robot"),
-        ("{% for %}", "failed"),
+        ("{% for %}", "refused"),
         ("{{ 1 / 0 }}", "division"),
         ("{{ messages.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
@@ -167,7 +167,7 @@ def test_without_a_chat_template_a_chat_is_refused(tmp_path):
 )
 def test_a_template_that_fails_is_one_clear_error(tmp_path, template, words):
     tokenizer = Tokenizer.from_folder(write(tmp_path, bos_token="", eos_token="", chat_template=template))
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(RequestError, match=words):
         tokenizer.apply_chat_template([{"role": "robot", "content": "x"}])
 
 

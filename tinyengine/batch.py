@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 
@@ -45,3 +47,10 @@ def prefill_inputs(step: Step, device: torch.device) -> PrefillInputs:
         query_lens=tuple(counts),
         context_lens=tuple(stop for _, stop in spans),
     )
+
+
+def last_rows(step: Step) -> torch.Tensor:
+    """Of a prefill step's flat batch the rows that end a sequence's pending tokens: only they predict, int64 `[m]`."""
+    ends = itertools.accumulate(count for _, count in step.chunks)
+    chunks = zip(step.chunks, ends, strict=True)
+    return torch.tensor([end - 1 for (seq, count), end in chunks if seq.pending == count], dtype=torch.int64)

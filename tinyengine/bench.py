@@ -76,7 +76,7 @@ def decode_row(model: str, batch: int, prompt_len: int, new_tokens: int, repeats
 
     A step's time is that of the whole run less that of a run of one token, over the tokens between.
     """
-    engine = Engine(model, device="cpu", dtype="float32")
+    engine = Engine(model, device="cpu", dtype="float32", max_num_seqs=batch)
     generator = torch.Generator().manual_seed(batch)
     low, high = min(300, engine.config.vocab_size // 2), engine.config.vocab_size
     prompts = torch.randint(low, high, (batch, prompt_len), generator=generator).tolist()
@@ -129,6 +129,17 @@ def cpu(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def at_least(low: int) -> Callable[[str], int]:
+    """An argparse type: a whole number of `low` or more."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"must be a whole number of {low} or more; got {text!r}")
+        return int(text)
+
+    return number
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tinyengine.bench", description=__doc__)
@@ -136,10 +147,10 @@ def build_parser() -> argparse.ArgumentParser:
     sub = commands.add_parser("cpu", help="decode on the CPU beside transformers, float32")
     sub.set_defaults(command=cpu)
     sub.add_argument("--model", default=EMBEDDED_MODEL, metavar="DIR")
-    sub.add_argument("--batch", type=int, nargs="+", default=[1, 32], metavar="N")
-    sub.add_argument("--prompt-len", type=int, default=64, metavar="N")
-    sub.add_argument("--new-tokens", type=int, default=64, metavar="N")
-    sub.add_argument("--repeats", type=int, default=5, metavar="N")
+    sub.add_argument("--batch", type=at_least(1), nargs="+", default=[1, 32], metavar="N")
+    sub.add_argument("--prompt-len", type=at_least(1), default=64, metavar="N")
+    sub.add_argument("--new-tokens", type=at_least(2), default=64, metavar="N")
+    sub.add_argument("--repeats", type=at_least(1), default=5, metavar="N")
     return parser
 
 

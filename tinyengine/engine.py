@@ -6,26 +6,29 @@ sequence that has none pending, and ends those that are done.
 
 from __future__ import annotations
 
+import numbers
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tinyengine.batch import fill_decode_inputs, prefill_inputs
+from tinyengine.batch import fill_decode_inputs, last_rows, prefill_inputs
+from tinyengine.device import pick_device
 from tinyengine.errors import ConfigError, RequestError
 from tinyengine.kv.blocks import BlockAllocator, BlockTable, blocks_needed
 from tinyengine.kv.cache import KVCache, KVLayout, default_kv_bytes, fit_blocks
-from tinyengine.loading import EMBEDDED_MODEL, ModelSource, pick_device, pick_dtype
+from tinyengine.loading import EMBEDDED_MODEL, ModelSource, pick_dtype
 from tinyengine.model.attention import choose_attention
 from tinyengine.model.inputs import DecodeInputs
 from tinyengine.model.transformer import forward, lm_head
 from tinyengine.request import Completion, Request, TokenLogprobs
-from tinyengine.sampling import SamplingParams, choose_tokens, top_logprobs
+from tinyengine.sampling import NO_TOKEN, SamplingParams, choose_tokens, top_logprobs
 from tinyengine.scheduler import Scheduler, Step
 from tinyengine.sequence import Sequence as TokenSequence
 
@@ -34,10 +37,13 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True)
 class StepOutput:
-    """One token of one request: the text that it made readable, and the completion if it was the last."""
+    """One token of one request: the text that it made readable, and the completion if it was the last.
+
+    token_id is None where the request ended with an error instead of a token.
+    """
 
     request_id: int
-    token_id: int
+    token_id: int | None
     text: str
     completion: Completion | None
 
@@ -69,7 +75,7 @@ class Engine:
     model: a folder in Hugging Face layout, a preset's name (random weights), or by default the embedded story
     model. device, dtype: see `pick_device`, `pick_dtype`. max_num_seqs: most sequences in one step. max_model_len:
     most tokens of one sequence, prompt and output; by default what the model and the cache allow. block_size:
-    tokens in a KV block, by default 16, or 256 with flash attention, whose kernel starves on small blocks. kv_bytes:
+    tokens in a KV block, by default 16, or 256 on CUDA, where small blocks starve the flash kernel. kv_bytes:
     size of the KV cache; see `default_kv_bytes`. max_num_batched_tokens: most tokens of one prefill step; longer
     prompts run in chunks. attention: `auto`, `gather` or `flash`.
 
@@ -135,8 +141,7 @@ class Engine:
 
         Text is encoded with the tokenizer's special tokens (a BOS, say); token ids are taken as they are.
         """
-        params = sampling_params or SamplingParams()
-        ids = self._checked_ids(prompt)
+        ids, params = self._checked(prompt, sampling_params)
         table = BlockTable(self.scheduler.allocator, self.cache.block_size)
         request_id, self._next_id = self._next_id, self._next_id + 1
         seq = TokenSequence(request_id, ids, params, table, self.max_model_len)
@@ -193,77 +198,92 @@ class Engine:
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """The text of one completion, piece by piece as it becomes readable: never half a character.
 
-        Closing the iterator early aborts the request.
+        The request begins with the first piece that is asked for. Closing the iterator early aborts it.
         """
-        request_id = self.add_request(prompt, sampling_params)
-        try:
-            yield from (output.text for output in self._outputs([request_id]) if output.text)
-        finally:
-            self._abort_unfinished([request_id])
+        self._checked(prompt, sampling_params)  # a bad prompt is told now, not with the first piece
+
+        def pieces() -> Iterator[str]:
+            request_id = self.add_request(prompt, sampling_params)
+            try:
+                for output in self._outputs([request_id]):
+                    if output.completion and output.completion.error:
+                        raise RequestError(output.completion.error)
+                    if output.text:
+                        yield output.text
+            finally:
+                self._abort_unfinished([request_id])
+
+        return pieces()
 
     # ---- one step ----
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
-        """Run one step; an output for each sequence that got a token. Empty when there is nothing to do."""
-        held, self._held = self._held, []
+        """Run one prefill or decode step; an output for each sequence that got a token from it.
+
+        Outputs of streams that are waiting come too: whoever calls `step` takes everybody's. A step that is broken
+        off, by an error or by Ctrl-C, has changed nothing and is run again by the next call.
+        """
         started = time.perf_counter()
-        step = self.scheduler.schedule()
-        if step is None:
-            return held
-        blocks = self.scheduler.allocator.num_used
-        logits, seqs = self._run(step)
-        outputs = self._advance(logits, seqs) if seqs else []
-        self.stats.count(step, time.perf_counter() - started, blocks)
-        return held + outputs
+        outputs: list[StepOutput] = []
+        if step := self.scheduler.schedule():
+            blocks = self.scheduler.allocator.num_used
+            tokens = iter(self._next_tokens(step))
+            for seq, count in step.chunks:
+                had_pending, seq.num_computed = seq.pending, seq.num_computed + count
+                if count == had_pending:
+                    outputs.append(self._append(self._requests[seq.request_id], *next(tokens)))
+            self.stats.count(step, time.perf_counter() - started, blocks)
+        outputs, self._held = self._held + outputs, []
+        return outputs
 
-    def _run(self, step: Step) -> tuple[Tensor, list[TokenSequence]]:
-        """The model over the step's tokens: float32 logits `[n, vocab]` of the n sequences that have none pending."""
-        inputs = fill_decode_inputs(self._decode_inputs, step) if step.is_decode else prefill_inputs(step, self.device)
-        hidden = forward(self.params, inputs, self.attention, self.cache)
-        self.scheduler.commit(step)
-        ready = [not seq.pending for seq, _ in step.chunks]
-        if not step.is_decode:
-            counts = torch.tensor([count for _, count in step.chunks])
-            last = counts.cumsum(0)[torch.tensor(ready)] - 1
-            hidden = hidden[last.to(self.device)]
-        seqs = [seq for (seq, _), is_ready in zip(step.chunks, ready, strict=True) if is_ready]
-        return lm_head(self.params, hidden), seqs
+    def _next_tokens(self, step: Step) -> list[tuple[int, TokenLogprobs | None]]:
+        """Run the model over the step's tokens, and choose a token for each sequence that has none left pending."""
+        if step.is_decode:
+            hidden = forward(self.params, fill_decode_inputs(self._decode_inputs, step), self.attention, self.cache)
+        else:
+            hidden = forward(self.params, prefill_inputs(step, self.device), self.attention, self.cache)
+            hidden = hidden[last_rows(step).to(self.device)]
+        seqs = [seq for seq, count in step.chunks if seq.pending == count]
+        if not seqs:
+            return []
+        return self._choose(lm_head(self.params, hidden), seqs)
 
-    def _advance(self, logits: Tensor, seqs: list[TokenSequence]) -> list[StepOutput]:
-        """Choose a token for each row, append it, and end the requests that are done."""
-        requests = [self._requests[seq.request_id] for seq in seqs]
+    def _choose(self, logits: Tensor, seqs: list[TokenSequence]) -> list[tuple[int, TokenLogprobs | None]]:
+        """A token for each row, and its log-probabilities where they were asked for."""
         params, histories = [seq.params for seq in seqs], [seq.token_ids for seq in seqs]
-        chosen = choose_tokens(logits, params, [request.seed for request in requests], histories)
-        rows = zip(requests, chosen.tolist(), _logprobs(logits, chosen, params), strict=True)
-        return [self._append(request, token, logprobs) for request, token, logprobs in rows]
+        seeds = [self._requests[seq.request_id].seed for seq in seqs]
+        chosen = choose_tokens(logits, params, seeds, histories)
+        return list(zip(chosen.tolist(), _logprobs(logits, chosen.clamp(min=0), params), strict=True))
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> StepOutput:
         """One more token of a request, and its end if this is it."""
+        request_id = request.seq.request_id
+        if token == NO_TOKEN:
+            error = f"the model's numbers overflowed in {self.dtype}: use bfloat16 or float32, or check the weights"
+            return StepOutput(request_id, None, "", self._end(request, "abort", error))
         shown = len(request.text)
         reason = request.append(token, logprobs, self.config.eos_token_ids)
         completion = self._end(request, reason) if reason else None
-        return StepOutput(request.seq.request_id, token, request.text[shown:], completion)
+        return StepOutput(request_id, token, request.text[shown:], completion)
 
-    def _end(self, request: Request, reason: str) -> Completion:
+    def _end(self, request: Request, reason: str, error: str | None = None) -> Completion:
         """Take a request out, free its blocks, and say what became of it."""
+        if reason == "abort":  # perhaps over numbers that are none, which the blocks' next owner must not find
+            self.cache.erase(request.seq.table.blocks)
         del self._requests[request.seq.request_id]
         self.scheduler.remove(request.seq)
-        return request.complete(reason)
+        return request.complete(reason, error)
 
     # ---- small helpers ----
 
     def _outputs(self, ids: Iterable[int]) -> Iterator[StepOutput]:
         """Step until these requests have ended; others' outputs are held for whoever asks for them."""
-        open_ids = set(ids)
-        while open_ids:
+        mine = set(ids)
+        while not mine.isdisjoint(self._requests) or any(output.request_id in mine for output in self._held):
             outputs = self.step()
-            self._held = [output for output in outputs if output.request_id not in open_ids]
-            for output in outputs:
-                if output.request_id in open_ids:
-                    if output.completion:
-                        open_ids.discard(output.request_id)
-                    yield output
+            self._held = [output for output in outputs if output.request_id not in mine]
+            yield from (output for output in outputs if output.request_id in mine)
 
     def _add_all(self, prompts: list[Prompt], params: Sequence[SamplingParams | None]) -> list[int]:
         """Queue all prompts, or none if one is bad."""
@@ -283,22 +303,25 @@ class Engine:
                 self.abort(request_id)
         self._held = [output for output in self._held if output.request_id not in ids]
 
-    def _checked_ids(self, prompt: Prompt) -> list[int]:
-        """The prompt as token ids that this engine can serve, or RequestError."""
-        if isinstance(prompt, str) and not prompt:
+    def _checked(self, prompt: Prompt, sampling_params: SamplingParams | None) -> tuple[list[int], SamplingParams]:
+        """The prompt as token ids that this engine can serve, and its parameters, or RequestError."""
+        if not isinstance(sampling_params, SamplingParams | None):
+            raise RequestError(f"sampling params must be SamplingParams; got {sampling_params!r}")
+        if prompt == "":
             raise RequestError("the prompt is empty: give it some text")
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         if not ids:
             raise RequestError("the prompt has no tokens: give at least one token id")
-        wrong = [t for t in ids if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < self.config.vocab_size]
+        wrong = [token for token in ids if not 0 <= token < self.config.vocab_size]
         if wrong:
-            raise RequestError(f"token id {wrong[0]!r} is not a whole number from 0 to {self.config.vocab_size - 1}")
+            why = "; tokenizer.json and config.json do not belong together" if isinstance(prompt, str) else ""
+            raise RequestError(f"token id {wrong[0]} is not from 0 to {self.config.vocab_size - 1}{why}")
         if len(ids) >= self.max_model_len:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens, and prompt and answer together may have {self.max_model_len}: "
                 "shorten the prompt, or raise max_model_len or kv_bytes if the model allows more"
             )
-        return ids
+        return ids, sampling_params or SamplingParams()
 
     def _step_bytes(self, max_seqs: int, max_tokens: int, max_len: int) -> int:
         """An upper estimate of a step's intermediates: the widest layer of a prefill step, and the sampler's copies."""
@@ -318,9 +341,21 @@ def _require_positive(**options: int | None) -> None:
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Several prompts as a list; a lone string or a lone list of token ids is one prompt."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    listed: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts  # an array or a tensor
+    if isinstance(listed, str) or (len(listed) > 0 and isinstance(listed[0], numbers.Integral)):
+        return [listed]
+    return list(listed)
+
+
+def _token_ids(prompt: object) -> list[int]:
+    """A prompt that is not text as a list of Python integers; RequestError if it is no such list."""
+    listed = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if not isinstance(listed, Sequence) or isinstance(listed, str | bytes):
+        raise RequestError(f"a prompt must be text or a list of token ids; got {type(prompt).__name__}")
+    for token in listed:
+        if not isinstance(token, numbers.Integral) or isinstance(token, bool):
+            raise RequestError(f"token id {token!r} is not a whole number")
+    return [int(token) for token in listed]
 
 
 def _logprobs(logits: Tensor, chosen: Tensor, params: list[SamplingParams]) -> list[TokenLogprobs | None]:

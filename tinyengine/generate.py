@@ -7,6 +7,8 @@ after Ctrl-C, which keeps the text so far.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import signal
@@ -16,24 +18,28 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
+INTERRUPTED = 130
+USER_ERROR = 2
+if __name__ == "__main__":  # what follows imports PyTorch, which takes seconds in which nothing can be lost
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+
 from tqdm import tqdm
 
 from tinyengine.engine import Engine, StepOutput
 from tinyengine.errors import RequestError, TinyEngineError
-from tinyengine.loading import DTYPES, EMBEDDED_MODEL
-from tinyengine.model.config import PRESETS
+from tinyengine.loading import EMBEDDED_MODEL
+from tinyengine.model.config import DTYPES, PRESETS
 from tinyengine.request import Completion
 from tinyengine.sampling import SamplingParams
-
-INTERRUPTED = 130
-USER_ERROR = 2
 
 
 class _Parser(argparse.ArgumentParser):
     """argparse prints its usage before an error; one line that says what is wrong reads better."""
 
     def error(self, message: str) -> NoReturn:
-        raise RequestError(f"{message} (see --help)")
+        dash = "explicit argument" in message or "unrecognized" in message
+        hint = "; a prompt that begins with a dash goes after --" if dash else ""
+        raise RequestError(f"{message} (see --help{hint})")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -91,22 +97,26 @@ def build_parser() -> argparse.ArgumentParser:
 def read_prompts(args: argparse.Namespace) -> list[str]:
     """The prompts of the command line, then those of the file; blank lines of the file are passed over."""
     prompts = list(args.prompts)
-    if args.file:
-        try:
-            if args.file == "-":
-                text = sys.stdin.buffer.read().decode("utf-8-sig")
-            else:
-                with open(args.file, encoding="utf-8-sig") as file:
-                    text = file.read()
-        except (OSError, UnicodeDecodeError, ValueError) as error:
-            reason = (
-                "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", error)
-            )
-            raise RequestError(f"cannot read prompts from {args.file!r}: {reason}") from None
-        prompts += [line for line in text.splitlines() if line.strip()]
+    if args.file is not None:
+        prompts += [line for line in _read_text(args.file).split("\n") if line.strip()]
     if not prompts:
         raise RequestError("there is no prompt: give some text, or --file with one prompt a line (see --help)")
     return prompts
+
+
+def _read_text(path: str) -> str:
+    """A file's text, or that of standard input for `-`; its line ends all become newlines."""
+    try:
+        if path != "-":
+            with open(path, encoding="utf-8-sig") as file:
+                return file.read()
+        if sys.stdin is None:
+            raise RequestError("cannot read prompts from '-': standard input is closed")
+        return io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig").read()
+    except UnicodeDecodeError:
+        raise RequestError(f"cannot read prompts from {path!r}: it is not UTF-8 text") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise RequestError(f"cannot read prompts from {path!r}: {getattr(error, 'strerror', error)}") from None
 
 
 @dataclass
@@ -120,9 +130,9 @@ class _Row:
 
     def as_json(self) -> str:
         """One line of `--json`."""
-        if self.completion is None:
-            return json.dumps({"prompt": self.prompt, "error": self.error})
         done = self.completion
+        if done is None or self.error:
+            return json.dumps({"prompt": self.prompt, "error": self.error})
         return json.dumps(
             {
                 "prompt": self.prompt,
@@ -154,7 +164,7 @@ class _Session:
             try:
                 row.request_id = self.engine.add_request(self._encoded(row.prompt), params)
             except RequestError as error:
-                row.error = str(error)
+                row.error = _one_line(error)
 
     def _encoded(self, prompt: str) -> str | list[int]:
         """The prompt as the engine takes it."""
@@ -173,7 +183,8 @@ class _Session:
         while open_rows and not self.interrupted:
             for output in self.engine.step():
                 if output.completion:
-                    open_rows.pop(output.request_id).completion = output.completion
+                    row = open_rows.pop(output.request_id)
+                    row.completion, row.error = output.completion, output.completion.error
                 yield output
         for request_id, row in open_rows.items():
             assert request_id is not None
@@ -250,21 +261,37 @@ def run(argv: Sequence[str] | None) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program: `run`, with the user's mistakes told in one line each."""
+    if sys.stderr is None:  # closed by the caller: there is nobody to tell
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - lives as long as the process
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the story
     try:
+        if sys.stdout is None:
+            raise RequestError("standard output is closed: there is nowhere to write the text")
         return run(argv)
     except TinyEngineError as error:
-        print(f"tinyengine: {error}", file=sys.stderr)
-        return USER_ERROR
+        return _fail(_one_line(error))
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
-        # Typically a closed pipe. Python would try to flush stdout once more at exit, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        print(f"tinyengine: cannot write the output: {error.strerror}", file=sys.stderr)
-        return USER_ERROR
+        # Typically a closed pipe. Python would try to flush both streams once more at exit, and complain.
+        code = _fail(f"cannot write the output: {error.strerror}")
+        for descriptor in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+        return code
+
+
+def _fail(message: str) -> int:
+    """Tell a mistake in one line, if anybody listens; the exit code."""
+    with contextlib.suppress(OSError):
+        print(f"tinyengine: {message}", file=sys.stderr, flush=True)
+    return USER_ERROR
+
+
+def _one_line(error: Exception) -> str:
+    """An error's message; a file name or a chat template may have put a line break into it."""
+    return " ".join(str(error).split())
 
 
 if __name__ == "__main__":

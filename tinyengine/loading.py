@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,12 +10,11 @@ import torch
 
 from tinyengine.errors import ConfigError
 from tinyengine.model.checkpoint import load_params, random_params
-from tinyengine.model.config import PRESETS, ModelConfig
+from tinyengine.model.config import DTYPES, PRESETS, ModelConfig
 from tinyengine.model.tokenizer import ByteTokenizer, TextTokenizer, Tokenizer
 from tinyengine.model.transformer import Params
 
 EMBEDDED_MODEL = "stories-7m"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def embedded_folder() -> Path:
@@ -38,7 +38,7 @@ class ModelSource:
         if str(model) in PRESETS:
             return cls(PRESETS[str(model)], ByteTokenizer(), None)
         folder = embedded_folder() if str(model) == EMBEDDED_MODEL else Path(model)
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # Path.is_dir raises where a name is too long
             known = ", ".join([EMBEDDED_MODEL, *PRESETS])
             raise ConfigError(
                 f"there is no model folder {str(model)!r}: give a folder with a config.json, or one of {known}"
@@ -52,22 +52,6 @@ class ModelSource:
         return load_params(self.folder, self.config, device, dtype, max_len)
 
 
-def pick_device(name: str) -> torch.device:
-    """The device called `name`; `auto` is CUDA where there is one, else the CPU. ConfigError if it is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if device.type not in present:
-        raise ConfigError(f"there is no device {name!r}: choose auto, cpu, cuda or mps")
-    if not present[device.type] or (device.index or 0) >= max(1, torch.cuda.device_count()):
-        raise ConfigError(f"PyTorch sees no device {name!r} on this machine: choose cpu or auto")
-    return device
-
-
 def pick_dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
     """The dtype called `name`; `auto` is float32 on the CPU and the checkpoint's own elsewhere.
 
@@ -79,4 +63,5 @@ def pick_dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dt
         name = "float16" if name == "bfloat16" and old else name
     if name not in DTYPES:
         raise ConfigError(f"there is no dtype {name!r}: choose auto, {', '.join(DTYPES)}")
-    return DTYPES[name]
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

@@ -22,7 +22,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Completion:
-    """What became of one request. finish_reason: `stop` (eos or a stop condition), `length`, or `abort`."""
+    """What became of one request.
+
+    finish_reason: `stop` (eos or a stop condition), `length`, or `abort`; error says why if the engine aborted it.
+    """
 
     prompt: str
     text: str
@@ -31,6 +34,7 @@ class Completion:
     prompt_token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
     time_to_first_token: float  # seconds from add_request; NaN where there was none
+    error: str | None = None
 
 
 class Request:
@@ -69,7 +73,7 @@ class Request:
             return "stop"
         return "length" if seq.is_full else None
 
-    def complete(self, reason: str) -> Completion:
+    def complete(self, reason: str, error: str | None = None) -> Completion:
         """Show what was held back, and close. What was held back may still complete a stop string."""
         text, stopped = self._stops.push(self._detokenizer.flush())
         self.text += text + self._stops.flush()
@@ -77,8 +81,9 @@ class Request:
             prompt=self.prompt,
             text=self.text,
             token_ids=self.seq.output_ids,
-            finish_reason="stop" if stopped else reason,
+            finish_reason="stop" if stopped and reason != "abort" else reason,
             prompt_token_ids=self.seq.token_ids[: self.seq.num_prompt],
             logprobs=self._logprobs if self.seq.params.logprobs is not None else None,
             time_to_first_token=self._first_token,
+            error=error,
         )

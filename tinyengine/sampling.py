@@ -7,13 +7,15 @@ a token is chosen by inverse CDF in the order of token ids: neither depends on w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tinyengine.errors import RequestError
+
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,15 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            if not isinstance(value, str | Iterable):
+                raise RequestError(f"{name} must be a list; got {value!r}")
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         rules = {
             "temperature must be a number of 0 or more": _finite(self.temperature) and self.temperature >= 0,
-            "top_k must be a whole number of 1 or more, or 0 for all tokens": _whole(self.top_k) and self.top_k >= -1,
+            "top_k must be a whole number of 1 or more, or 0 for all tokens": _whole(self.top_k)
+            and -1 <= self.top_k < 2**63,
             "top_p must be a number above 0 and at most 1": _finite(self.top_p) and 0 < self.top_p <= 1,
             "min_p must be a number from 0 to 1": _finite(self.min_p) and 0 <= self.min_p <= 1,
             "repetition_penalty must be a number above 0": _finite(self.repetition_penalty)
@@ -56,7 +61,7 @@ class SamplingParams:
             or (_whole(self.seed) and -(2**63) <= self.seed < 2**63),
             "max_tokens must be a whole number of 1 or more": self.max_tokens is None
             or (_whole(self.max_tokens) and self.max_tokens >= 1),
-            "stop must be strings that are not empty": all(isinstance(s, str) and s for s in stop),
+            "stop must be strings that are not empty": all(isinstance(s, str) and s for s in self.stop),
             "stop_token_ids must be whole numbers": all(_whole(t) for t in self.stop_token_ids),
             "logprobs must be a whole number of 0 or more": self.logprobs is None
             or (_whole(self.logprobs) and self.logprobs >= 0),
@@ -72,7 +77,8 @@ class SamplingParams:
 
 
 def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that a float32 can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 3.4e38
 
 
 def _whole(value: object) -> bool:
@@ -120,7 +126,8 @@ def choose_tokens(
 ) -> Tensor:
     """The next token of each of n requests, int64 `[n]`, from its logits, float32 `[n, vocab]`.
 
-    seeds: one for each request; histories: its tokens so far, prompt included. `logits` are left as they are.
+    seeds: one for each request; histories: its tokens so far, prompt included. `logits` are left as they are. A row
+    with a NaN or an infinite maximum gets NO_TOKEN: whatever was chosen there would mean nothing.
     """
     penalized = [i for i, p in enumerate(params) if p.repetition_penalty != 1]
     if penalized:
@@ -129,8 +136,10 @@ def choose_tokens(
         seen = torch.tensor(histories[i], device=logits.device)
         logits[i] = penalize_repetition(logits[i], seen, params[i].repetition_penalty)
     if all(p.greedy for p in params):
-        return logits.argmax(-1)
-    return sample(logits, SamplingBatch.build(params, seeds, [len(h) for h in histories], logits.device))
+        chosen = logits.argmax(-1)
+    else:
+        chosen = sample(logits, SamplingBatch.build(params, seeds, [len(h) for h in histories], logits.device))
+    return chosen.masked_fill(~logits.amax(-1).isfinite(), NO_TOKEN)
 
 
 def penalize_repetition(logits: Tensor, token_ids: Tensor, penalty: float) -> Tensor:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from tinyengine.kv.blocks import BlockAllocator
 from tinyengine.sequence import Sequence
 
+MAX_PREFILLS_IN_A_ROW = 8
+
 
 @dataclass(frozen=True)
 class Step:
@@ -37,6 +39,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self._prefills_in_a_row = 0
 
     @property
     def is_idle(self) -> bool:
@@ -55,15 +58,14 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """The next step, its blocks taken; None when there is nothing to do.
 
-        Prompts go first: a sequence that could have been decoding is worth more than one that already is.
+        Prompts go first: the more sequences decode together, the less each token costs. But a stream of new prompts
+        must not silence those that are being answered, so they get a step after MAX_PREFILLS_IN_A_ROW at the latest.
         """
         self._admit()
-        return self._prefill_step() or self._decode_step()
-
-    def commit(self, step: Step) -> None:
-        """Note that the step has run: its tokens are in the cache."""
-        for seq, count in step.chunks:
-            seq.num_computed += count
+        decode_is_due = self._prefills_in_a_row >= MAX_PREFILLS_IN_A_ROW
+        step = (self._decode_step() if decode_is_due else None) or self._prefill_step() or self._decode_step()
+        self._prefills_in_a_row = 0 if step is None or step.is_decode else self._prefills_in_a_row + 1
+        return step
 
     def _admit(self) -> None:
         """Move waiting sequences to running while their tokens so far find blocks, in order of arrival.
@@ -89,7 +91,7 @@ class Scheduler:
         return Step(False, tuple(chunks)) if chunks else None
 
     def _decode_step(self) -> Step | None:
-        """One token of every running sequence, after the youngest have made room where blocks ran out."""
+        """One token of every sequence that has one pending, after the youngest made room where blocks ran out."""
         served = 0
         while served < len(self.running):
             table, length = self.running[served].table, len(self.running[served])
@@ -98,7 +100,8 @@ class Scheduler:
             else:
                 table.grow(length)
                 served += 1
-        return Step(True, tuple((seq, 1) for seq in self.running)) if self.running else None
+        chunks = tuple((seq, 1) for seq in self.running if seq.pending == 1)
+        return Step(True, chunks) if chunks else None
 
     def _preempt(self, seq: Sequence) -> None:
         """Send a running sequence back to the front of the queue; its tokens stay, its cache does not."""

@@ -1,12 +1,13 @@
 """Which blocks of the KV cache belong to whom: the allocator, each sequence's block table, and the slot mapping.
 
-After vLLM's PagedAttention (Kwon et al. 2023). Block 0 is the null block: padded rows read and write it, and the
+After vLLM's PagedAttention (Kwon et al. 2023). Block 0 is the null block: padding points at it, and the
 allocator never hands it out. Everything here is plain host arithmetic; no tensor is touched.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -99,9 +100,9 @@ class BlockAllocator:
     def _require_used(self, blocks: Iterable[int], verb: str) -> list[int]:
         """The blocks as a list, once it is sure that each has as many owners as the list names it."""
         wanted = list(blocks)
-        for block in set(wanted):
+        for block, times in Counter(wanted).items():
             owners = self._refs[block] if 0 < block < self.num_blocks else 0
-            if owners < (wanted.count(block) if verb == "freed" else 1):
+            if owners < (times if verb == "freed" else 1):
                 raise BlockError(f"block {block} cannot be {verb}: it is not in use (double free, or use after free)")
         return wanted
 

@@ -6,14 +6,14 @@ writes both with one `index_copy_` and reads both with one gather.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tinyengine.device import free_bytes
 from tinyengine.errors import ConfigError
 from tinyengine.kv.blocks import blocks_needed
 
@@ -53,6 +53,10 @@ class KVCache:
         """Store K and V of n tokens, kv `[n, 2 * kv_heads, head_dim]` (all K heads, then all V), at their slots."""
         layer_cache.view(-1, *kv.shape[1:]).index_copy_(0, slot_mapping, kv)
 
+    def erase(self, blocks: Sequence[int]) -> None:
+        """Fill blocks with zeros in every layer."""
+        self.data[:, list(blocks)] = 0
+
 
 def _zeros(size: int, device: torch.device) -> Tensor:
     """Zeros, not garbage: a masked position still enters a product, where a NaN would not stay masked.
@@ -64,30 +68,14 @@ def _zeros(size: int, device: torch.device) -> Tensor:
     return torch.zeros(size, dtype=torch.uint8, device=device)
 
 
-def available_host_bytes() -> int:
-    """Memory that this host can still give out: what Linux calls MemAvailable, else all physical memory."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    if hasattr(os, "sysconf"):  # macOS
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 4 << 30  # Windows tells only through another library; a small engine fits this
-
-
 def default_kv_bytes(device: torch.device, reserve: int) -> int:
     """Bytes for the cache where the caller names none.
 
     On CUDA 90% of what is free now, with the weights loaded, less `reserve` for a step's intermediates. Elsewhere
     a quarter of the host's available memory: the laptop is doing other things too.
     """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        # What the allocator holds but nobody uses is free to us as well.
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(0.9 * (free + cached)) - reserve
-    return available_host_bytes() // 4
+    free = free_bytes(device)
+    return int(0.9 * free) - reserve if device.type == "cuda" else free // 4
 
 
 def fit_blocks(layout: KVLayout, kv_bytes: int, max_seqs: int, max_tokens: int) -> int:

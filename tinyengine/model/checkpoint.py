@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tinyengine.device import free_bytes
 from tinyengine.errors import CheckpointError
 from tinyengine.model.config import ModelConfig, read_json
 from tinyengine.model.transformer import LayerParams, Params, rope_tables
@@ -103,7 +104,14 @@ def _layer_destinations(config: ModelConfig, layer: LayerParams) -> dict[str, Te
 
 @torch.inference_mode(False)  # weights may be updated in place later, wherever this is called from
 def _allocate(config: ModelConfig, device: torch.device, dtype: torch.dtype, max_len: int) -> Params:
-    """Every weight, uninitialised, and the rotary tables."""
+    """Every weight, uninitialised, and the rotary tables. Raises CheckpointError if there is no room for them.
+
+    Asked beforehand: a host often promises memory that it does not have, and kills who then uses it.
+    """
+    size = config.num_params * dtype.itemsize + 2 * max_len * config.head_dim * dtype.itemsize
+    if device.type != "meta" and size > (free := free_bytes(device)):
+        problem = f"weights and rotary tables need {size:,} bytes, and {device} has {free:,} free"
+        raise CheckpointError(f"{problem}: take a smaller model, dtype or max_model_len")
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(*shape, dtype=dtype, device=device)

@@ -72,7 +72,6 @@ class ModelConfig:
     qk_norm: bool = False
     tie_embeddings: bool = False
     dtype: str = "bfloat16"
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -110,9 +109,8 @@ class ModelConfig:
         ends = _Source(generation, read_json(generation, ConfigError) if generation.exists() else {})
         _refuse_unimplemented(source, family)
         eos = ends.token_ids("eos_token_id") or source.token_ids("eos_token_id")
-        bos = ends.token_ids("bos_token_id") or source.token_ids("bos_token_id")
         try:
-            config = _build(source, family, eos, bos)
+            config = _build(source, family, eos)
         except ConfigError as error:
             prefix = "" if str(source.path) in str(error) else f"{source.path}: "
             raise ConfigError(f"{prefix}{error}") from None
@@ -132,10 +130,10 @@ class _Family:
 
 _QWEN_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 _FAMILIES = {
-    "LlamaForCausalLM": _Family("llama", defaults={"bos_token_id": 1, "eos_token_id": 2}),
+    "LlamaForCausalLM": _Family("llama", defaults={"eos_token_id": 2}),
     "MistralForCausalLM": _Family(
         "mistral",
-        defaults={"num_key_value_heads": 8, "sliding_window": 4096, "bos_token_id": 1, "eos_token_id": 2},
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096, "eos_token_id": 2},
     ),
     "Qwen2ForCausalLM": _Family("qwen2", qkv_bias=True, defaults=_QWEN_DEFAULTS),
     "Qwen3ForCausalLM": _Family("qwen3", qk_norm=True, defaults={**_QWEN_DEFAULTS, "head_dim": 128}),
@@ -247,7 +245,7 @@ def _refuse_sliding_window(source: _Source, family: _Family, config: ModelConfig
         raise source.error("sliding_window", f"{problem}; sliding-window attention is not implemented")
 
 
-def _build(source: _Source, family: _Family, eos: tuple[int, ...], bos: tuple[int, ...]) -> ModelConfig:
+def _build(source: _Source, family: _Family, eos: tuple[int, ...]) -> ModelConfig:
     num_heads, hidden_size = source.integer("num_attention_heads"), source.integer("hidden_size")
     _check_positive("num_attention_heads", num_heads)
     max_position = source.integer("max_position_embeddings")
@@ -266,7 +264,6 @@ def _build(source: _Source, family: _Family, eos: tuple[int, ...], bos: tuple[in
         qk_norm=family.qk_norm,
         tie_embeddings=source.flag("tie_word_embeddings"),  # false in all four families where it is missing
         dtype=_dtype(source),
-        bos_token_id=bos[0] if bos else None,
         eos_token_ids=eos,
     )
 

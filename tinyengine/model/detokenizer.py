@@ -35,6 +35,7 @@ class Detokenizer:
         self._ids = [i for i in context_ids[-4 * self._WINDOW :] if not tokenizer.is_silent(i)]
         self._shown = 0  # characters of the window's text that were given out
         self._run = 0  # byte tokens at the end of the window
+        self._added = False  # whether anything but context is in the window
         self._slide(self._WINDOW, held=int(tokenizer.decode(self._ids).endswith("\ufffd")))
 
     def add(self, token_ids: Iterable[int]) -> str:
@@ -43,7 +44,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The text still held back, when no more ids will come; half a character is U+FFFD."""
-        text = self._tokenizer.decode(self._ids)[self._shown :]
+        text = self._tokenizer.decode(self._ids)[self._shown :] if self._added else ""
         self._ids, self._shown, self._run = [], 0, 0
         return text
 
@@ -51,6 +52,7 @@ class Detokenizer:
         if self._tokenizer.is_silent(token_id):
             return ""
         self._ids.append(token_id)
+        self._added = True
         self._run = self._run + 1 if self._tokenizer.is_byte(token_id) else 0
         if 0 < self._run < self._LONGEST_RUN:
             return ""

@@ -40,7 +40,7 @@ class TextTokenizer(Protocol):
         """Text of token ids; ids outside the vocabulary give nothing."""
 
     def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The prompt of a conversation. Raises ConfigError if there is no chat template or it fails."""
+        """The prompt of a conversation. Raises ConfigError without a chat template, RequestError if it refuses."""
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation's prompt; the template writes the special tokens itself."""
@@ -106,7 +106,7 @@ class Tokenizer:
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def apply_chat_template(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The prompt of a conversation. Raises ConfigError if there is no chat template or it fails."""
+        """The prompt of a conversation. Raises ConfigError without a chat template, RequestError if it refuses."""
         if self._chat_template is None:
             raise ConfigError("the tokenizer has no chat template; give a plain prompt instead")
         try:
@@ -118,7 +118,7 @@ class Tokenizer:
                 **self.named_tokens,
             )
         except Exception as error:  # a template is a program of somebody else's: it may fail in any way
-            raise ConfigError(f"the chat template failed: {error}") from error
+            raise RequestError(f"the chat template refused the conversation: {error}") from error
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation's prompt; the template writes the special tokens itself."""

@@ -59,15 +59,6 @@ class Params:
         """Where the weights live."""
         return self.embed.device
 
-    def tensors(self) -> list[Tensor]:
-        """Every distinct weight, without the rotary tables."""
-        out = [self.embed, self.final_norm]
-        if self.lm_head is not self.embed:
-            out.append(self.lm_head)
-        for layer in self.layers:
-            out += [t for t in vars(layer).values() if t is not None]
-        return out
-
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Angle per position of each pair of dimensions, float32 `[head_dim / 2]`.
