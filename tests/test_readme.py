@@ -1,5 +1,6 @@
 """What README and the model card say can be done, done."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -41,3 +42,25 @@ def test_the_two_commands_are_one_line_each_and_stand_where_ci_looks_for_them():
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert "://" in target or (page.parent / target).exists(), target
+
+
+def table_of_files():
+    """The table under "How it is built" as module names in its order; a bare name shares its row's folder."""
+    modules = []
+    for line in README.split("## How it is built")[1].splitlines():
+        if line.startswith("| `"):
+            names = re.findall(r"`([\w/]+)\.py`", line.split("|")[1])
+            folder = names[0].rpartition("/")[0]
+            modules += [name if "/" in name or not folder else f"{folder}/{name}" for name in names]
+    return ["tinyengine." + name.replace("/", ".") for name in modules]
+
+
+def test_the_table_of_files_is_complete_and_imports_point_down_in_it():
+    place = {module: i for i, module in enumerate(table_of_files())}
+    files = [path for path in (ROOT / "tinyengine").rglob("*.py") if path.name != "__init__.py"]
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files}
+    assert set(place) == set(modules)
+    for module, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tinyengine"):
+                assert place[module] < place[node.module], f"{module} imports {node.module}"

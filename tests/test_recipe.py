@@ -151,11 +151,16 @@ def test_the_shipped_tokenizer_puts_the_first_token_and_keeps_text() -> None:
 
 
 @pytest.mark.slow
-def test_a_tiny_training_run_leaves_a_model(tmp_path: Path) -> None:
+def test_a_tiny_training_run_leaves_a_model_and_goes_on_after_a_break(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     out = tmp_path / "model"
     command = [sys.executable, "-m", "recipe.train", "--smoke", "--out", str(out), "--workers", "1"]
-    subprocess.run(command, cwd=WEIGHTS, check=True, timeout=120, capture_output=True)
+    steps = []
+    for more in (["--max-steps", "2"], ["--max-steps", "5", "--resume"]):
+        subprocess.run(command + more, cwd=WEIGHTS, check=True, timeout=120, capture_output=True)
+        steps.append(json.loads((out / "train.json").read_text())["steps"])
+    assert steps == [2, 5]
+    assert "resumed at step 2" in (out / "train.log").read_text()
     names = {path.name for path in out.iterdir()}
     assert {
         "model.safetensors",
@@ -165,4 +170,3 @@ def test_a_tiny_training_run_leaves_a_model(tmp_path: Path) -> None:
         "generation_config.json",
         "train.json",
     } <= names
-    assert json.loads((out / "train.json").read_text())["steps"] >= 1

@@ -1,6 +1,6 @@
 """Train the story model: make the text, the tokenizer and the token arrays, then AdamW in bf16 with a time budget.
 
-python -m recipe.train --out stories-7m --minutes 6.5      (from the folder weights/)
+python -m recipe.train --out stories-7m --minutes 4        (from the folder weights/)
 python -m recipe.train --smoke --out /tmp/smoke            (under a minute on two CPU cores)
 """
 
@@ -37,7 +37,7 @@ class Budget:
 
     documents: int = 300_000
     tokenizer_documents: int = 24_000
-    minutes: float = 6.5
+    minutes: float = 4.0
     max_steps: int = 1_000_000
     batch: int = 128
     length: int = 1024
@@ -187,6 +187,7 @@ def export(model: LlamaForCausalLM, tokenizer_path: Path, folder: Path) -> None:
         "pad_token": PAD,
         "additional_special_tokens": [USER, ASSISTANT, END],
         "model_max_length": 1024,
+        "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
         "added_tokens_decoder": {
@@ -387,6 +388,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--wall-minutes", type=float, default=math.inf, help="end after this time, text and compilation included"
     )
+    parser.add_argument("--max-steps", type=int, help="end after so many steps, if the time is not over before")
     parser.add_argument("--documents", type=int, help="documents to make")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in WORK")
@@ -394,7 +396,9 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     until = time.time() + args.wall_minutes * 60
     budget = SMOKE if args.smoke else Budget()
-    changes = {name: value for name in ("minutes", "documents") if (value := getattr(args, name)) is not None}
+    changes = {
+        name: value for name in ("minutes", "max_steps", "documents") if (value := getattr(args, name)) is not None
+    }
     budget = Budget(**{**asdict(budget), **changes})
     work = args.work or args.out.with_name(args.out.name + ".work")
     args.out.mkdir(parents=True, exist_ok=True)
