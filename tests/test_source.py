@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "batch": {"kv", "model", "scheduler"},
     "loading": {"errors", "model"},
     "request": {"model", "sequence"},
+    "graphs": {"errors"},
     "engine": {"batch", "device", "errors", "kv", "loading", "model", "request", "sampling", "scheduler", "sequence"},
     "generate": {"engine", "errors", "loading", "model", "request", "sampling"},
     "bench": {"engine", "errors", "loading", "model", "sampling"},

@@ -22,3 +22,7 @@ class RequestError(TinyEngineError):
 
 class BlockError(TinyEngineError):
     """A KV block was freed twice, used after it was freed, or asked for when none was left."""
+
+
+class CaptureError(TinyEngineError):
+    """A function cannot be captured as a graph: it reads a value on the host, or its shapes depend on one."""
