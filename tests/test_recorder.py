@@ -50,6 +50,12 @@ def test_rms_norm_is_one_kernel_with_a_float32_for_each_row():
     assert events[:3] == [Event(1, 64), Event(2, 64), Event(3, 16)] and set(events[3:5]) == {Event(1, 0), Event(3, 0)}
 
 
+def test_roll_copies_an_input_that_is_not_contiguous():
+    assert trace(lambda: torch.roll(meta(4, 8), 4, -1))[1:] == [Event(2, 128), Event(1, 0), Event(2, 0)]
+    strided = meta(4, 16)[:, :8]
+    assert trace(lambda: torch.roll(strided, 4, -1)) == [Event(1, 128), Event(2, 128), Event(1, 0), Event(2, 0)]
+
+
 REFUSED = {
     "item": lambda x: x.sum().item(),
     "bool": lambda x: bool(x[0] > 1),
@@ -124,6 +130,7 @@ def numbered(events):
 def device_events(step):
     """The allocator's own record of a capture of `step` on a warmed-up side stream."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # the inputs are still being filled there
     with torch.inference_mode(), torch.cuda.stream(stream):
         step()
     stream.synchronize()

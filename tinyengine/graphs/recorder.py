@@ -171,12 +171,13 @@ class _Scratch(NamedTuple):
 
 
 def _scratch_bytes(op: Any, args: tuple[Any, ...]) -> _Scratch:
-    """The one case known: `rms_norm` copies an input that is not contiguous, and keeps a float32 for each row."""
-    if op is not aten.rms_norm.default:
+    """`rms_norm` and `roll` copy an input that is not contiguous; `rms_norm` also keeps a float32 for each row."""
+    if op not in (aten.rms_norm.default, aten.roll.default):
         return _Scratch()
-    x, normalized_shape = args[:2]
+    x = args[0]
     copy = () if x.is_contiguous() else (x.numel() * x.element_size(),)
-    return _Scratch(copy, (x.numel() // math.prod(normalized_shape) * 4,))
+    rows = (x.numel() // math.prod(args[1]) * 4,) if op is aten.rms_norm.default else ()
+    return _Scratch(copy, rows)
 
 
 def _on_meta(given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
