@@ -213,6 +213,36 @@ def test_a_step_that_breaks_off_is_run_again(families, expected, monkeypatch, wh
     assert [done[i].token_ids for i in ids] == expected["llama"]
 
 
+@pytest.mark.parametrize("where", ["Request.append", "Scheduler.remove", "Request.complete", "EngineStats.count"])
+def test_ctrl_c_while_tokens_are_handed_out_waits_and_loses_nothing(families, expected, monkeypatch, where):
+    import signal
+
+    import tinyengine.engine as module
+
+    owner, name = where.split(".")
+    original, calls = getattr(getattr(module, owner), name), 0
+
+    def pressed(*args):
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 1:
+            signal.raise_signal(signal.SIGINT)
+        return original(*args)
+
+    monkeypatch.setattr(getattr(module, owner), name, pressed)
+    engine = Engine(families["llama"][1], device="cpu")
+    ids, outputs, interrupts = [engine.add_request(p, GREEDY) for p in prompts_of()[:4]], [], 0
+    while engine.has_unfinished:
+        try:
+            outputs += engine.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts > 0 and engine.scheduler.allocator.num_used == 0
+    for i, request_id in enumerate(ids):
+        mine = [o for o in outputs if o.request_id == request_id]
+        assert [o.token_id for o in mine] == mine[-1].completion.token_ids == expected["llama"][i]
+
+
 def test_ctrl_c_in_generate_leaves_other_requests_alone(families, expected, monkeypatch):
     engine = Engine(families["llama"][1], device="cpu")
     other = engine.add_request(prompts_of()[0], GREEDY)
@@ -401,6 +431,18 @@ def test_arrays_and_tensors_are_token_ids_too(families):
     assert type(engine.generate(np.array([5, 6, 7]), short)[0].prompt_token_ids[0]) is int
 
 
+@pytest.mark.parametrize("prompts", [None, 42, {"prompt": "a"}], ids=str)
+def test_prompts_that_are_none_are_refused(families, prompts):
+    with pytest.raises(RequestError, match="prompts must be text"):
+        Engine(families["llama"][1], device="cpu").generate(prompts)
+
+
+def test_what_torch_and_vllm_users_would_write_is_understood(families):
+    engine = Engine(families["llama"][1], device=torch.device("cpu"), dtype=torch.float32)
+    params = SamplingParams(max_tokens=2, stop=None, stop_token_ids=None)
+    assert len(engine.generate((text for text in ("a", "b")), params, progress=False)) == 2
+
+
 def test_params_that_are_none_of_ours_are_refused(families):
     engine = Engine(families["llama"][1], device="cpu")
     with pytest.raises(RequestError, match="must be SamplingParams"):
@@ -511,6 +553,7 @@ def test_a_progress_bar_shows_for_many_prompts_and_not_for_one(families, capsys)
         (dict(device="tpu"), "no device 'tpu'"),
         (dict(device="cuda:99"), "cuda:99"),
         (dict(dtype="int8"), "no dtype 'int8'"),
+        (dict(model=None), "a folder or a name; got None"),
         (dict(attention="magic"), "no attention path 'magic'"),
         (dict(kv_bytes=2**62, max_num_seqs=2**40), "no room on cpu"),
     ],
@@ -518,7 +561,7 @@ def test_a_progress_bar_shows_for_many_prompts_and_not_for_one(families, capsys)
 )
 def test_a_bad_option_is_named(options, complaint):
     with pytest.raises(ConfigError, match=complaint):
-        Engine("tiny", **{"device": "cpu", **options})
+        Engine(**{"model": "tiny", "device": "cpu", **options})
 
 
 def test_a_model_that_is_not_there_is_told_with_those_that_are():

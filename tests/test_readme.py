@@ -25,6 +25,11 @@ def test_the_python_example_runs(capsys):
     assert len(out) > 100 and scope["stories"][0].text
 
 
+def test_no_placeholder_is_left():
+    for page in PAGES:
+        assert not re.search(r"^[A-Z]{4,}$|TODO|TBD|XXX", page.read_text(encoding="utf-8"), re.MULTILINE), page
+
+
 def test_every_option_shown_exists():
     shown = {option for block in blocks("sh") for option in re.findall(r"tinyengine\.generate.*", block)}
     known = {string for action in build_parser()._actions for string in action.option_strings}

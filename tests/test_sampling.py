@@ -60,9 +60,7 @@ def support(row, params, draws=4000):
         dict(temperature=10**400),
         dict(top_k=2**70),
         dict(stop=5),
-        dict(stop=None),
         dict(stop_token_ids=7),
-        dict(stop_token_ids=None),
     ],
     ids=str,
 )

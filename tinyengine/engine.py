@@ -9,7 +9,7 @@ from __future__ import annotations
 import numbers
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from tqdm import tqdm
 from tinyengine.batch import fill_decode_inputs, last_rows, prefill_inputs
 from tinyengine.device import pick_device
 from tinyengine.errors import ConfigError, RequestError
+from tinyengine.interrupts import held_interrupts
 from tinyengine.kv.blocks import BlockAllocator, BlockTable, blocks_needed
 from tinyengine.kv.cache import KVCache, KVLayout, default_kv_bytes, fit_blocks
 from tinyengine.loading import EMBEDDED_MODEL, ModelSource, pick_dtype
@@ -117,7 +118,7 @@ class Engine:
         reserve = self._step_bytes(max_num_seqs, max_num_batched_tokens, length)
         budget = kv_bytes or default_kv_bytes(self.device, reserve)
         num_blocks = fit_blocks(layout, budget, max_num_seqs, length)
-        self.max_model_len = min(length, (num_blocks - 1) * size)
+        self.max_model_len = min(length, (num_blocks - 1) * size)  # one block is the null block
         if max_model_len is not None and self.max_model_len < max_model_len:
             needed = (blocks_needed(max_model_len, size) + 1) * layout.bytes_per_block
             raise ConfigError(
@@ -164,7 +165,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool | None = None,
     ) -> list[Completion]:
@@ -221,24 +222,23 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Run one prefill or decode step; an output for each sequence that got a token from it.
 
-        Outputs of streams that are waiting come too: whoever calls `step` takes everybody's. A step that is broken
-        off, by an error or by Ctrl-C, has changed nothing and is run again by the next call.
+        Outputs of streams that are waiting come too: whoever calls `step` takes everybody's. A step that an error
+        or Ctrl-C breaks off while the model runs is run again by the next call; before and after, Ctrl-C waits.
         """
         started = time.perf_counter()
-        outputs: list[StepOutput] = []
-        if step := self.scheduler.schedule():
+        with held_interrupts():
+            step = self.scheduler.schedule()
+        if step:
             blocks = self.scheduler.allocator.num_used
-            tokens = iter(self._next_tokens(step))
-            for seq, count in step.chunks:
-                had_pending, seq.num_computed = seq.pending, seq.num_computed + count
-                if count == had_pending:
-                    outputs.append(self._append(self._requests[seq.request_id], *next(tokens)))
-            self.stats.count(step, time.perf_counter() - started, blocks)
-        outputs, self._held = self._held + outputs, []
+            tokens = self._next_tokens(step)
+            with held_interrupts():
+                self._held += self._commit(step, tokens)
+                self.stats.count(step, time.perf_counter() - started, blocks)
+        outputs, self._held = self._held, []
         return outputs
 
     def _next_tokens(self, step: Step) -> list[tuple[int, TokenLogprobs | None]]:
-        """Run the model over the step's tokens, and choose a token for each sequence that has none left pending."""
+        """Run the model over the step's tokens; a token for each sequence that has none left, in their order."""
         if step.is_decode:
             hidden = forward(self.params, fill_decode_inputs(self._decode_inputs, step), self.attention, self.cache)
         else:
@@ -255,6 +255,16 @@ class Engine:
         seeds = [self._requests[seq.request_id].seed for seq in seqs]
         chosen = choose_tokens(logits, params, seeds, histories)
         return list(zip(chosen.tolist(), _logprobs(logits, chosen.clamp(min=0), params), strict=True))
+
+    def _commit(self, step: Step, tokens: list[tuple[int, TokenLogprobs | None]]) -> list[StepOutput]:
+        """Note what is in the cache now, and give the sequences that have none pending their tokens, in order."""
+        outputs, coming = [], iter(tokens)
+        for seq, count in step.chunks:
+            is_last = seq.pending == count
+            seq.num_computed += count
+            if is_last:
+                outputs.append(self._append(self._requests[seq.request_id], *next(coming)))
+        return outputs
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> StepOutput:
         """One more token of a request, and its end if this is it."""
@@ -327,9 +337,11 @@ class Engine:
         """An upper estimate of a step's intermediates: the widest layer of a prefill step, and the sampler's copies."""
         config = self.config
         kv_row = 2 * config.num_kv_heads * config.head_dim
-        row = 4 * config.hidden_size + config.num_heads * config.head_dim * 3 + kv_row + 3 * config.intermediate_size
-        prefill = max_tokens * row + (max_tokens + max_len) * kv_row
-        return prefill * self.dtype.itemsize + max_seqs * config.vocab_size * 4 * 8
+        # x, its norm, what attention adds and what the MLP adds; Q, Q rotated and what was attended; gate, up, product
+        row = 4 * config.hidden_size + 3 * config.num_heads * config.head_dim + kv_row + 3 * config.intermediate_size
+        layer = max_tokens * row + (max_tokens + max_len) * kv_row  # and K and V gathered for the flash kernel
+        # Logits, scaled, sorted, their int64 order (two), probabilities, their sums, and one to spare.
+        return layer * self.dtype.itemsize + 8 * max_seqs * config.vocab_size * 4
 
 
 def _require_positive(**options: int | None) -> None:
@@ -339,12 +351,15 @@ def _require_positive(**options: int | None) -> None:
             raise ConfigError(f"{name} must be a whole number of 1 or more; got {value!r}")
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """Several prompts as a list; a lone string or a lone list of token ids is one prompt."""
     listed: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts  # an array or a tensor
-    if isinstance(listed, str) or (len(listed) > 0 and isinstance(listed[0], numbers.Integral)):
+    if isinstance(listed, str):
         return [listed]
-    return list(listed)
+    if not isinstance(listed, Iterable) or isinstance(listed, Mapping):
+        raise RequestError(f"prompts must be text, token ids, or a list of these; got {type(prompts).__name__}")
+    listed = list(listed)
+    return [listed] if listed and isinstance(listed[0], numbers.Integral) else listed
 
 
 def _token_ids(prompt: object) -> list[int]:

@@ -35,6 +35,8 @@ class ModelSource:
     @classmethod
     def find(cls, model: str | Path) -> ModelSource:
         """A folder in Hugging Face layout, the embedded model's name, or a preset's. ConfigError if none of these."""
+        if not isinstance(model, str | Path):
+            raise ConfigError(f"a model is a folder or a name; got {model!r}")
         if str(model) in PRESETS:
             return cls(PRESETS[str(model)], ByteTokenizer(), None)
         folder = embedded_folder() if str(model) == EMBEDDED_MODEL else Path(model)
@@ -57,6 +59,7 @@ def pick_dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dt
 
     A GPU older than sm80 has no fast bfloat16, so `auto` takes float16 there.
     """
+    name = str(name).removeprefix("torch.")  # a torch.dtype says its name so
     if name == "auto":
         name = "float32" if device.type == "cpu" else config.dtype
         old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)

@@ -22,6 +22,8 @@ NO_TOKEN = -1
 class SamplingParams:
     """How one request's tokens are chosen and when it ends. RequestError if a value is out of range.
 
+    The names are vLLM's; what vLLM has and is not here is not implemented.
+
     temperature: 0 is greedy. top_k: keep the k most likely tokens; 0 or -1 keeps all. top_p: keep the fewest most
     likely tokens whose probability reaches p. min_p: drop tokens less likely than min_p times the likeliest.
     repetition_penalty: above 1 makes tokens of the prompt and the output less likely (Keskar et al. 2019).
@@ -46,12 +48,13 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
             value = getattr(self, name)
+            value = () if value is None else value
             if not isinstance(value, str | Iterable):
                 raise RequestError(f"{name} must be a list; got {value!r}")
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         rules = {
             "temperature must be a number of 0 or more": _finite(self.temperature) and self.temperature >= 0,
-            "top_k must be a whole number of 1 or more, or 0 for all tokens": _whole(self.top_k)
+            "top_k must be a whole number of 1 or more, or 0 or -1 for all tokens": _whole(self.top_k)
             and -1 <= self.top_k < 2**63,
             "top_p must be a number above 0 and at most 1": _finite(self.top_p) and 0 < self.top_p <= 1,
             "min_p must be a number from 0 to 1": _finite(self.min_p) and 0 <= self.min_p <= 1,
@@ -171,10 +174,12 @@ def _top_k_top_p_floor(logits: Tensor, batch: SamplingBatch) -> Tensor:
     rank = torch.arange(width, device=logits.device)
     k = torch.where(batch.top_k > 0, batch.top_k, vocab).unsqueeze(1)
     kept = ordered.masked_fill(rank >= k, -math.inf)
-    before = kept.softmax(-1).cumsum(-1).roll(1, -1)  # the probability of all that are likelier
+    # The probability of all that are likelier. The roll brings the total to the front: rank 0 is kept regardless.
+    before = kept.softmax(-1).cumsum(-1).roll(1, -1)
     top_p = batch.top_p.unsqueeze(1)
     keep = (rank < k) & ((before < top_p) | (top_p >= 1) | (rank == 0))
     floor = ordered.gather(1, (keep.sum(-1, keepdim=True) - 1))
+    # Where max_top_k cut the sort short, a row without top_k and top_p got a floor that means nothing.
     unrestricted = (batch.top_k <= 0).unsqueeze(1) & (top_p >= 1)
     return floor.masked_fill(unrestricted, -math.inf)
 

@@ -30,7 +30,11 @@ class Step:
 
 
 class Scheduler:
-    """Two queues, oldest request first: `waiting` holds no blocks, `running` holds blocks for all its tokens."""
+    """Two queues, oldest request first: `waiting` holds no blocks, `running` holds blocks for all its tokens.
+
+    A running sequence with more than one token pending is in prefill; with one it decodes, whether that token was
+    generated, is the last of a chunked prompt, or is the whole prompt: to the model there is no difference.
+    """
 
     def __init__(self, allocator: BlockAllocator, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.allocator = allocator
@@ -71,7 +75,8 @@ class Scheduler:
         """Move waiting sequences to running while their tokens so far find blocks, in order of arrival.
 
         One block for each running sequence stays free, else the next decode step would preempt what was just
-        admitted. A sequence alone may take everything: none is accepted that could not fit.
+        admitted. When none runs nothing is kept free, and any sequence fits, since none longer than the cache is
+        ever accepted: so this cannot wait for ever.
         """
         while self.waiting and len(self.running) < self.max_num_seqs:
             seq = self.waiting[0]

@@ -189,7 +189,7 @@ def copied(texts: list[str], runs: np.ndarray, sentences: np.ndarray) -> tuple[f
 
 
 def evaluate(
-    folder: Path, requests: int, held_out: int, documents: int, workers: int, hashes: Path | None, samples: Path
+    folder: Path, requests: int, held_out: int, documents: int, workers: int, hashes: Path | None, samples: Path | None
 ) -> dict[str, Any]:
     """All figures of the model card."""
     started = time.time()
@@ -216,7 +216,8 @@ def evaluate(
     run_share, sentence_share = copied([text for text, _ in told], runs, sentences)
     fresh = [story(f"held-out {number}") for number in range(min(held_out, 200))]
     fresh_runs, fresh_sentences = copied(fresh, runs, sentences)
-    write_samples(samples, asked + SAMPLES, answers, requests)
+    if samples:
+        write_samples(samples, asked + SAMPLES, answers, requests)
     return {
         "device": device,
         "held_out_stories": held_out,
@@ -271,7 +272,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--samples", type=Path, default=Path("samples.md"))
+    parser.add_argument("--samples", type=Path, help="write thirty texts here, for reading")
     args = parser.parse_args(arguments)
     if args.model is None:
         known_hashes(args.copy_documents, args.workers, args.hashes)
