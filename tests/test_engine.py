@@ -290,7 +290,8 @@ def test_statistics_add_up(families):
     done = engine.generate(prompts_of((20, 40)), SamplingParams(max_tokens=10, ignore_eos=True), progress=False)
     stats = engine.stats
     assert (stats.prefill_tokens, stats.decode_tokens) == (60, 18)
-    assert stats.peak_blocks == 2 + 4, "29 and 49 tokens in blocks of 16"
+    engine.generate([[5, 6]], SamplingParams(max_tokens=2, ignore_eos=True))
+    assert stats.peak_blocks == 2 + 4, "29 and 49 tokens in blocks of 16; a short request later changes nothing"
     total = stats.prefill_seconds + stats.decode_seconds
     assert all(0 < d.time_to_first_token < total for d in done) and stats.prefill_seconds < total
 
@@ -463,6 +464,14 @@ def test_an_aborted_request_has_no_text_of_its_prompts(families):
     half = engine.tokenizer.encode("\u00e9")[:1]  # the first byte of a character
     done = engine.abort(engine.add_request(half, SamplingParams(stop="\ufffd")))
     assert (done.text, done.token_ids, done.finish_reason) == ("", [], "abort")
+
+
+def test_an_abort_stays_one_even_if_what_was_held_completes_a_stop_string(families):
+    engine = scripted(Engine(families["llama"][1], device="cpu"), "\u00e9")
+    request_id = engine.add_request("x", SamplingParams(temperature=0, stop="\ufffd"))
+    engine.step()  # the first byte of two: held back, since half a character is never shown
+    done = engine.abort(request_id)
+    assert (done.finish_reason, len(done.token_ids)) == ("abort", 1)
 
 
 def test_rows_get_as_many_logprobs_as_they_asked_for(families):

@@ -12,6 +12,7 @@ from tinyengine.sampling import (
     NO_TOKEN,
     SamplingBatch,
     SamplingParams,
+    _top_k_top_p_floor,
     choose_tokens,
     inverse_cdf,
     penalize_repetition,
@@ -205,6 +206,13 @@ def test_a_row_that_keeps_everything_keeps_it_beside_one_that_does_not():
     tail = 1 / (1 + math.exp(0.5) / ((vocab - 1) * math.exp(-10)))
     assert (tokens[:, 0] != 0).float().mean() == pytest.approx(tail, abs=5 * (tail / n) ** 0.5)
     assert (tokens[:, 0] > vocab // 2).any() and (tokens[:, 1] == 0).all()
+
+
+def test_top_k_without_top_p_keeps_k_tokens_however_the_sums_round():
+    """Each of these tails adds less than float32's rounding allows for: their sums reach 1 before the last."""
+    row = torch.cat([torch.zeros(1), torch.linspace(-16.1, -16.2, 1999)])
+    batch = SamplingBatch.build([SamplingParams(top_k=1000)], [1], [1], CPU)
+    assert float(_top_k_top_p_floor(row[None], batch)) == row[999]
 
 
 def test_noise_goes_with_the_length_of_the_history():
