@@ -472,6 +472,8 @@ def test_an_abort_stays_one_even_if_what_was_held_completes_a_stop_string(famili
     engine.step()  # the first byte of two: held back, since half a character is never shown
     done = engine.abort(request_id)
     assert (done.finish_reason, len(done.token_ids)) == ("abort", 1)
+    (full,) = engine.generate("x", SamplingParams(temperature=0, stop="\ufffd", max_tokens=1))
+    assert (full.finish_reason, full.text) == ("stop", ""), "what the end makes readable is looked through as well"
 
 
 def test_rows_get_as_many_logprobs_as_they_asked_for(families):

@@ -193,14 +193,12 @@ class _Session:
     def stream(self) -> None:
         """A lone prompt: text as it becomes readable. The prompt comes first, since the text continues it."""
         (row,) = self.rows
-        shown = 0
         if row.request_id is not None and not self.args.chat:
             print(row.prompt, end="", flush=True)
         for output in self.outputs():
             print(output.text, end="", flush=True)
-            shown += len(output.text)
         if row.completion:
-            print(row.completion.text[shown:])
+            print()
 
     def batch(self) -> None:
         """All prompts together, behind a progress bar; results in the order of the prompts."""
