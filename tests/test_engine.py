@@ -10,7 +10,7 @@ from conftest import FAMILIES
 from tinyengine import Engine, SamplingParams
 from tinyengine.errors import ConfigError, RequestError
 from tinyengine.model.inputs import PrefillInputs
-from tinyengine.model.transformer import forward, lm_head
+from tinyengine.model.transformer import float_logits, forward
 
 GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
 LENGTHS = (1, 2, 15, 16, 17, 40, 130, 9)  # one is longer than the prefill budget of 100
@@ -47,7 +47,7 @@ def test_logits_equal_those_of_transformers(families, family):
     positions = torch.arange(70)
     inputs = PrefillInputs(torch.tensor(prompt), positions, positions + 16, table, (70,), (70,))
     with torch.inference_mode():
-        logits = lm_head(engine.params, forward(engine.params, inputs, engine.attention, engine.cache))
+        logits = float_logits(engine.params, forward(engine.params, inputs, engine.attention, engine.cache))
         reference = model(torch.tensor([prompt])).logits[0]
     assert (logits - reference).abs().max() < 1e-4
 

@@ -22,11 +22,12 @@ MAY_IMPORT = {
     "batch": {"kv", "model", "scheduler"},
     "loading": {"errors", "model"},
     "request": {"model", "sequence"},
-    "graphs": {"errors"},
+    "graphs": {"errors", "kv", "model"},
     "engine": {
         "batch",
         "device",
         "errors",
+        "graphs",
         "interrupts",
         "kv",
         "loading",
@@ -37,6 +38,7 @@ MAY_IMPORT = {
         "sequence",
     },
     "generate": {"engine", "errors", "loading", "model", "request", "sampling"},
+    "memory": {"errors", "graphs", "kv", "loading", "model"},
     "bench": {"engine", "errors", "loading", "model", "sampling"},
     "__init__": {"engine", "errors", "request", "sampling"},
 }

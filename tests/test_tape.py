@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tinyengine.errors import CaptureError
-from tinyengine.graphs.tape import TapePool, capture
+from tinyengine.graphs.tape import TapeBackend, TapePool
 from tinyengine.kv.cache import KVCache, KVLayout
 from tinyengine.model.attention import GatherAttention
 from tinyengine.model.checkpoint import random_params
@@ -13,6 +13,7 @@ from tinyengine.model.inputs import DecodeInputs
 from tinyengine.model.transformer import forward, lm_head
 
 CONFIG = PRESETS["tiny"]
+capture = TapeBackend().capture
 ROWS, WIDTH, BLOCK = 5, 5, 16
 
 

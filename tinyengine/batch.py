@@ -12,22 +12,19 @@ from tinyengine.model.inputs import DecodeInputs, PrefillInputs
 from tinyengine.scheduler import Step
 
 
-def fill_decode_inputs(static: DecodeInputs, step: Step) -> DecodeInputs:
-    """Write a decode step into the first rows of the static tensors; returns the view that holds it."""
+def decode_inputs(step: Step) -> DecodeInputs:
+    """A decode step as host tensors, one row a sequence."""
     seqs = [seq for seq, _ in step.chunks]
     table = pad_block_tables([seq.table.blocks for seq in seqs])
     positions = np.array([seq.num_computed for seq in seqs], np.int64)
-    inputs = static.view(*table.shape)
-    values = {
-        "input_ids": np.array([seq.token_ids[seq.num_computed] for seq in seqs], np.int64),
-        "positions": positions,
-        "slot_mapping": slot_mapping(table, np.arange(len(seqs)), positions, seqs[0].table.block_size),
-        "block_table": table,
-        "context_lens": (positions + 1).astype(np.int32),
-    }
-    for name, value in values.items():
-        getattr(inputs, name).copy_(torch.from_numpy(value))
-    return inputs
+    slots = slot_mapping(table, np.arange(len(seqs)), positions, seqs[0].table.block_size)
+    return DecodeInputs(
+        input_ids=torch.tensor([seq.token_ids[seq.num_computed] for seq in seqs]),
+        positions=torch.from_numpy(positions),
+        slot_mapping=torch.from_numpy(slots),
+        block_table=torch.from_numpy(table),
+        context_lens=torch.from_numpy((positions + 1).astype(np.int32)),
+    )
 
 
 def prefill_inputs(step: Step, device: torch.device) -> PrefillInputs:
@@ -52,5 +49,4 @@ def prefill_inputs(step: Step, device: torch.device) -> PrefillInputs:
 def last_rows(step: Step) -> torch.Tensor:
     """Of a prefill step's flat batch the rows that end a sequence's pending tokens: only they predict, int64 `[m]`."""
     ends = itertools.accumulate(count for _, count in step.chunks)
-    chunks = zip(step.chunks, ends, strict=True)
-    return torch.tensor([end - 1 for (seq, count), end in chunks if seq.pending == count], dtype=torch.int64)
+    return torch.tensor([end - 1 for end, done in zip(ends, step.completes, strict=True) if done], dtype=torch.int64)

@@ -10,7 +10,7 @@ import numbers
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,21 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tinyengine.batch import fill_decode_inputs, last_rows, prefill_inputs
+from tinyengine.batch import decode_inputs, last_rows, prefill_inputs
 from tinyengine.device import pick_device
 from tinyengine.errors import ConfigError, RequestError
+from tinyengine.graphs.backend import Backend
+from tinyengine.graphs.cuda import CudaBackend
+from tinyengine.graphs.meter import Predictor
+from tinyengine.graphs.rungs import GraphPlan, engine_plan, find_rung
+from tinyengine.graphs.runner import GraphRunner
+from tinyengine.graphs.tape import TapeBackend
 from tinyengine.interrupts import held_interrupts
 from tinyengine.kv.blocks import BlockAllocator, BlockTable, blocks_needed
 from tinyengine.kv.cache import KVCache, KVLayout, default_kv_bytes, fit_blocks
 from tinyengine.loading import EMBEDDED_MODEL, ModelSource, pick_dtype
 from tinyengine.model.attention import choose_attention
-from tinyengine.model.inputs import DecodeInputs
-from tinyengine.model.transformer import forward, lm_head
+from tinyengine.model.transformer import Params, float_logits, forward
 from tinyengine.request import Completion, Request, TokenLogprobs
 from tinyengine.sampling import NO_TOKEN, SamplingParams, choose_tokens, top_logprobs
 from tinyengine.scheduler import Scheduler, Step
@@ -78,7 +83,10 @@ class Engine:
     most tokens of one sequence, prompt and output; by default what the model and the cache allow. block_size:
     tokens in a KV block, by default 16, or 256 on CUDA, where small blocks starve the flash kernel. kv_bytes:
     size of the KV cache; see `default_kv_bytes`. max_num_batched_tokens: most tokens of one prefill step; longer
-    prompts run in chunks. attention: `auto`, `gather` or `flash`.
+    prompts run in chunks. attention: `auto`, `gather` or `flash`. graphs: `off`, `on` or a rung of the memory ladder
+    (graphs/rungs.py) for decode steps; on the CPU they are a stand-in that costs time, so `auto` is `on` on CUDA
+    alone. max_graphs: at most so many at once; by default all that can be asked for. microbatches: 2 captures each
+    step as two halves on two streams.
 
     Raises ConfigError or CheckpointError if the model cannot be run as asked.
     """
@@ -95,14 +103,21 @@ class Engine:
         kv_bytes: int | None = None,
         max_num_batched_tokens: int = 2048,
         attention: str = "auto",
+        graphs: str = "auto",
+        max_graphs: int | None = None,
+        microbatches: int = 1,
     ) -> None:
         _require_positive(
             max_num_seqs=max_num_seqs,
+            max_graphs=max_graphs,
+            microbatches=microbatches,
             max_model_len=max_model_len,
             block_size=block_size,
             kv_bytes=kv_bytes,
             max_num_batched_tokens=max_num_batched_tokens,
         )
+        if microbatches > 2:
+            raise ConfigError(f"microbatches must be 1 or 2; got {microbatches}")
         source = ModelSource.find(model)
         self.config, self.tokenizer = source.config, source.tokenizer
         if max_model_len is not None and max_model_len > self.config.max_position:
@@ -110,14 +125,28 @@ class Engine:
         self.device = pick_device(device)
         self.dtype = pick_dtype(dtype, self.device, self.config)
         length = max_model_len or self.config.max_position
-        self.params = source.load(self.device, self.dtype, length)
+        if self.device.type not in ("cpu", "cuda") and graphs not in ("auto", "off"):
+            raise ConfigError(f"there are no graphs on {self.device.type}: leave graphs off")
+        graphs = ("on" if self.device.type == "cuda" else "off") if graphs == "auto" else graphs
+        rung = find_rung(graphs)
+        params = source.load(self.device, self.dtype, length)
         size = block_size or (256 if self.device.type == "cuda" else 16)
         self.attention = choose_attention(attention, self.config, size, self.device, self.dtype)
 
         layout = KVLayout(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim, size, self.dtype)
-        reserve = self._step_bytes(max_num_seqs, max_num_batched_tokens, length)
-        budget = kv_bytes or default_kv_bytes(self.device, reserve)
-        num_blocks = fit_blocks(layout, budget, max_num_seqs, length)
+
+        def plan_for(blocks: int, max_len: int) -> GraphPlan:
+            plan = engine_plan(rung, min(max_num_seqs, blocks - 1), blocks_needed(max_len, size), blocks)
+            most = max_graphs or (max(rung.max_graphs or 0, len(plan.pairs)) if graphs != rung.name else None)
+            return replace(plan, max_graphs=most, microbatches=microbatches)
+
+        if kv_bytes is None:
+            reserve = self._step_bytes(max_num_seqs, max_num_batched_tokens, length)
+            kv_bytes = default_kv_bytes(self.device, reserve)
+            if self.device.type == "cuda" and rung.graphs:  # known before the cache takes what is left
+                plan = plan_for(fit_blocks(layout, kv_bytes, max_num_seqs, length), length)
+                kv_bytes -= Predictor(self.config, layout, self.attention).predict(plan, plan.largest_pairs).total
+        num_blocks = fit_blocks(layout, kv_bytes, max_num_seqs, length)
         self.max_model_len = min(length, (num_blocks - 1) * size)  # one block is the null block
         if max_model_len is not None and self.max_model_len < max_model_len:
             needed = (blocks_needed(max_model_len, size) + 1) * layout.bytes_per_block
@@ -125,15 +154,29 @@ class Engine:
                 f"the KV cache holds {self.max_model_len} tokens, fewer than max_model_len {max_model_len}: "
                 f"kv_bytes must be at least {needed:,}, or max_model_len smaller"
             )
-        self.cache = KVCache(layout, num_blocks, self.device)
+        cache = KVCache(layout, num_blocks, self.device)
         max_num_seqs = min(max_num_seqs, num_blocks - 1)  # a running sequence holds at least one block
         self.scheduler = Scheduler(BlockAllocator(num_blocks), max_num_seqs, max_num_batched_tokens)
-        width = blocks_needed(self.max_model_len, size)
-        self._decode_inputs = DecodeInputs.allocate(max_num_seqs, width, self.device)
+        backend: Backend = CudaBackend(self.device) if self.device.type == "cuda" else TapeBackend()
+        self.runner = GraphRunner(params, cache, self.attention, backend, plan_for(num_blocks, self.max_model_len))
         self.stats = EngineStats()
         self._requests: dict[int, Request] = {}
         self._held: list[StepOutput] = []  # made while someone else was being served
         self._next_id = 0
+
+    @property
+    def params(self) -> Params:
+        """The weights; change them in place, since graphs hold their addresses."""
+        return self.runner.params
+
+    @property
+    def cache(self) -> KVCache:
+        """The KV cache."""
+        return self.runner.cache
+
+    def warmup(self, progress: bool = True) -> None:
+        """Capture all graphs now instead of when they are first needed, behind a bar on stderr that shows bytes."""
+        self.runner.warmup(progress=progress)
 
     # ---- requests ----
 
@@ -239,15 +282,13 @@ class Engine:
 
     def _next_tokens(self, step: Step) -> list[tuple[int, TokenLogprobs | None]]:
         """Run the model over the step's tokens; a token for each sequence that has none left, in their order."""
+        seqs = [seq for (seq, _), done in zip(step.chunks, step.completes, strict=True) if done]
         if step.is_decode:
-            hidden = forward(self.params, fill_decode_inputs(self._decode_inputs, step), self.attention, self.cache)
-        else:
-            hidden = forward(self.params, prefill_inputs(step, self.device), self.attention, self.cache)
-            hidden = hidden[last_rows(step).to(self.device)]
-        seqs = [seq for seq, count in step.chunks if seq.pending == count]
+            return self._choose(self.runner.decode(decode_inputs(step)), seqs)
+        hidden = forward(self.params, prefill_inputs(step, self.device), self.attention, self.cache)
         if not seqs:
             return []
-        return self._choose(lm_head(self.params, hidden), seqs)
+        return self._choose(float_logits(self.params, hidden[last_rows(step).to(self.device)]), seqs)
 
     def _choose(self, logits: Tensor, seqs: list[TokenSequence]) -> list[tuple[int, TokenLogprobs | None]]:
         """A token for each row, and its log-probabilities where they were asked for."""
@@ -259,10 +300,9 @@ class Engine:
     def _commit(self, step: Step, tokens: list[tuple[int, TokenLogprobs | None]]) -> list[StepOutput]:
         """Note what is in the cache now, and give the sequences that have none pending their tokens, in order."""
         outputs, coming = [], iter(tokens)
-        for seq, count in step.chunks:
-            is_last = seq.pending == count
+        for (seq, count), done in zip(step.chunks, step.completes, strict=True):
             seq.num_computed += count
-            if is_last:
+            if done:
                 outputs.append(self._append(self._requests[seq.request_id], *next(coming)))
         return outputs
 

@@ -32,6 +32,11 @@ from tinyengine.model.config import DTYPES, PRESETS
 from tinyengine.request import Completion
 from tinyengine.sampling import SamplingParams
 
+GRAPHS_HELP = (
+    "decode through CUDA graphs, on the CPU through a slow stand-in; RUNG is a step of the memory ladder, see "
+    "python -m tinyengine.memory (default: on with CUDA, else off)"
+)
+
 
 class _Parser(argparse.ArgumentParser):
     """argparse prints its usage before an error; one line that says what is wrong reads better."""
@@ -88,6 +93,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="where to run (default: CUDA if there is one)",
     )
     add("--dtype", default="auto", metavar=f"auto|{'|'.join(DTYPES)}", help="default: float32 on the CPU")
+    add("--graphs", default="auto", metavar="off|on|RUNG", help=GRAPHS_HELP)
+    add("--max-graphs", type=int, metavar="N", help="keep at most N graphs (default: all that are needed)")
+    add("--microbatches", type=int, choices=(1, 2), default=1, help="2: each graph as two halves on two streams")
     add("--chat", action="store_true", help="wrap each prompt as a user's turn in the model's chat template")
     add("--json", action="store_true", help="print one JSON object a line for each prompt")
     add("--quiet", action="store_true", help="no progress bar and no line of statistics")
@@ -159,7 +167,15 @@ class _Session:
             max_tokens=args.max_tokens,
         )
         self.rows = [_Row(prompt) for prompt in read_prompts(args)]
-        self.engine = Engine(args.model, device=args.device, dtype=args.dtype)
+        self.engine = Engine(
+            args.model,
+            device=args.device,
+            dtype=args.dtype,
+            max_num_seqs=min(256, len(self.rows)),
+            graphs=args.graphs,
+            max_graphs=args.max_graphs,
+            microbatches=args.microbatches,
+        )
         for row in self.rows:
             try:
                 row.request_id = self.engine.add_request(self._encoded(row.prompt), params)
@@ -236,6 +252,9 @@ class _Session:
         ):
             if tokens:
                 parts.append(f"{name} {tokens} tokens at {tokens / seconds:,.0f}/s")
+        graphs = self.engine.runner.stats
+        if graphs["captures"]:
+            parts.append(f"graphs {graphs['captures']:.0f} captured, {graphs['replays']:.0f} replays")
         parts.append(f"KV blocks {stats.peak_blocks} of {self.engine.cache.num_blocks - 1}")
         return " | ".join(parts)
 

@@ -28,6 +28,11 @@ class Step:
         """Tokens that go through the model in this step."""
         return sum(count for _, count in self.chunks)
 
+    @property
+    def completes(self) -> list[bool]:
+        """For each sequence, before the step is committed: does it leave none pending, and so get a new token?"""
+        return [seq.pending == count for seq, count in self.chunks]
+
 
 class Scheduler:
     """Two queues, oldest request first: `waiting` holds no blocks, `running` holds blocks for all its tokens.

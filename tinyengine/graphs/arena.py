@@ -7,7 +7,8 @@ segments that the device would have. It is a stand-in for bytes and addresses; i
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 MIB = 1 << 20
@@ -112,13 +113,18 @@ class Arena:
 
     def play(self, events: Iterable[Event]) -> PoolBytes:
         """Allocate and free in the order of the events; what is not freed stays live. Returns the bytes after it."""
+        self.place(events)
+        return self.bytes
+
+    def place(self, events: Iterable[Event]) -> list[Address]:
+        """Like `play`; returns where that lies which stays live."""
         homes: dict[int, Address] = {}
         for event in events:
             if event.nbytes:
                 homes[event.id] = self.allocate(event.nbytes, event.stream)
             else:
                 self.free(homes.pop(event.id))
-        return self.bytes
+        return list(homes.values())
 
     def _give(self, address: Address, size: int) -> None:
         """Add a free block."""
@@ -136,3 +142,16 @@ class Arena:
     def _free_list(self, address: Address) -> list[tuple[int, Address]]:
         segment = self.segments[address.segment]
         return self._free_lists.setdefault((segment.stream, segment.is_small), [])
+
+
+def small_segments(events: Sequence[Event], scales: Iterable[float]) -> int:
+    """The most small segments that the events open when every size is multiplied by one of the scales.
+
+    A smaller batch can need more of them than a larger one: what was large becomes small.
+    """
+    counts = [0]
+    for scale in scales:
+        arena = Arena()
+        arena.place(event._replace(nbytes=math.ceil(event.nbytes * scale)) for event in events)
+        counts.append(sum(segment.is_small for segment in arena.segments))
+    return max(counts)

@@ -49,6 +49,11 @@ class GraphCache(Generic[Key, Graph]):
         return tuple(self._graphs)
 
     @property
+    def values(self) -> tuple[Graph, ...]:
+        """The graphs held, in the order of the keys."""
+        return tuple(self._graphs.values())
+
+    @property
     def working_set(self) -> int:
         """How many different keys were ever put: the cap that would have held them all."""
         return len(self._seen)
@@ -80,3 +85,9 @@ class GraphCache(Generic[Key, Graph]):
         """Take out the least recently used graph. KeyError if there is none."""
         self.stats.evictions += bool(self._graphs)
         return self._graphs.popitem(last=False)
+
+    def clear(self) -> list[Graph]:
+        """Take out every graph; what was counted stays."""
+        graphs = list(self._graphs.values())
+        self._graphs.clear()
+        return graphs

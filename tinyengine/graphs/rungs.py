@@ -6,8 +6,10 @@ makes of them is the arena's to say.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+
+from tinyengine.errors import ConfigError
 
 # Batch sizes that public engines capture by default.
 BUCKETS: dict[str, tuple[int, ...]] = {
@@ -67,7 +69,7 @@ def _ladder() -> tuple[Rung, ...]:
 LADDER = _ladder()
 
 
-def choose_bucket(batch: int, buckets: Sequence[int]) -> int | None:
+def choose_bucket(batch: int, buckets: Iterable[int]) -> int | None:
     """The smallest bucket that holds `batch` sequences, in whatever order they stand; None if none does."""
     return min((bucket for bucket in buckets if bucket >= batch), default=None)
 
@@ -80,3 +82,70 @@ def logits_bytes(buckets: Sequence[int], vocab: int, itemsize: int = 4) -> int:
 def block_table_bytes(buckets: Sequence[int], width: int) -> int:
     """What a block table for each graph costs beyond views of one: (sum - largest) x width x 4 (SGLang #8567)."""
     return (sum(buckets) - max(buckets)) * width * 4
+
+
+def clamp_buckets(buckets: Iterable[int], max_batch: int) -> tuple[int, ...]:
+    """The buckets that batches of up to `max_batch` can need; the largest is no larger than that."""
+    return tuple(sorted({min(bucket, max_batch) for bucket in buckets}))
+
+
+def width_buckets(max_width: int) -> tuple[int, ...]:
+    """Block-table widths to capture: powers of two below `max_width`, and that itself."""
+    return (*(1 << i for i in range((max_width - 1).bit_length())), max_width)
+
+
+@dataclass(frozen=True)
+class GraphPlan:
+    """Which graphs there are to be: the measures of a rung over a set of batch sizes and block-table widths.
+
+    max_blocks: a pair of bucket and width whose product is above it is left out. table_width: columns of the static
+    block tables, by default the largest width. max_graphs: at most so many at once, by default the rung's own cap, or
+    all. microbatches: 2 captures a step as two halves on two streams.
+    """
+
+    rung: Rung
+    buckets: tuple[int, ...]
+    widths: tuple[int, ...]
+    max_blocks: int | None = None
+    table_width: int | None = None
+    max_graphs: int | None = None
+    microbatches: int = 1
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Every bucket with every width, in the order of capture.
+
+        What the largest leaves free in the pool is room for all that come after it: that is `largest_first`.
+        """
+        limit = max(self.buckets) * max(self.widths) if self.max_blocks is None else self.max_blocks
+        pairs = {(bucket, width) for bucket in self.buckets for width in self.widths if bucket * width <= limit}
+        return sorted(pairs, reverse=self.rung.largest_first)
+
+    @property
+    def largest_pairs(self) -> list[tuple[int, int]]:
+        """Of each width the pair with the largest bucket: with `largest_first` the others fit into what these leave."""
+        largest = {width: bucket for bucket, width in sorted(self.pairs)}
+        return [pair for pair in self.pairs if largest[pair[1]] == pair[0]] if self.rung.largest_first else self.pairs
+
+    @property
+    def cap(self) -> int:
+        """The most graphs that are held at once."""
+        return self.max_graphs or self.rung.max_graphs or max(1, len(self.pairs))
+
+
+def engine_plan(rung: Rung, max_batch: int, max_width: int, num_blocks: int) -> GraphPlan:
+    """What an engine can need: vLLM's batch sizes up to its own largest, and power-of-two widths.
+
+    A cache of `num_blocks` holds no batch of more blocks than that; rounding up both sides may double it.
+    """
+    return GraphPlan(rung, clamp_buckets(BUCKETS["vllm"], max_batch), width_buckets(max_width), 2 * num_blocks)
+
+
+def find_rung(name: str) -> Rung:
+    """The rung of that name; `off` is the first and `on` the last. ConfigError that lists them if there is none."""
+    for rung in LADDER:
+        if name == rung.name:
+            return rung
+    if name in ("off", "on"):
+        return LADDER[0 if name == "off" else -1]
+    raise ConfigError(f"there is no rung {name!r}: choose off, on or one of {', '.join(rung.name for rung in LADDER)}")

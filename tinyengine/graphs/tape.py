@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from tinyengine.graphs.arena import Address, Arena
-from tinyengine.graphs.recorder import Kernel, recording
+from tinyengine.graphs.arena import Address, Arena, PoolBytes
+from tinyengine.graphs.backend import HostBackend, Result
+from tinyengine.graphs.recorder import Kernel, Live, sweep
 
 POISON = 0xFF  # bytes of this read as NaN in every float dtype, and as -1 in every signed integer one
 
@@ -28,7 +28,8 @@ class TapePool:
 
     def __init__(self) -> None:
         self.arena = Arena()
-        self.live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.graphs = 0
+        self.live: dict[int, Live] = {}
         self._memory: list[npt.NDArray[np.uint8]] = []
         self._addresses: dict[int, Address] = {}
         self._count = 0
@@ -71,25 +72,42 @@ class TapePool:
 
 
 class TapeGraph:
-    """A recorded function. `replay` runs its kernels; `print(graph)` lists them with shapes and addresses."""
+    """A recorded function. `replay` runs its kernels; `print(graph)` lists them with shapes and addresses.
+
+    `sections` has one entry up to each fork or join, with a list of kernels for each stream in it. The lists of one
+    section could run in any order, or at once as on the device.
+    """
 
     def __init__(self, pool: TapePool) -> None:
-        self.kernels: list[Kernel] = []
+        self.sections: list[dict[int, list[Kernel]]] = []
         self._pool = pool
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """All kernels, in the order of replay."""
+        return [kernel for section in self.sections for stream in section.values() for kernel in stream]
 
     def add(self, kernel: Kernel) -> None:
         """Record a kernel by the addresses of its tensors."""
         args, kwargs, outputs = tree_map_only(Tensor, self._pool.alias, (kernel.args, kernel.kwargs, kernel.outputs))
-        self.kernels.append(Kernel(kernel.op, args, kwargs, outputs, kernel.stream))
+        self.sections += [{} for _ in range(len(self.sections), kernel.section + 1)]
+        stream = self.sections[kernel.section].setdefault(kernel.stream, [])
+        stream.append(kernel._replace(args=args, kwargs=kwargs, outputs=outputs))
 
     @torch.inference_mode()
     def replay(self) -> None:
         """Run every kernel again, over what its addresses hold now."""
-        for op, args, kwargs, outputs, _ in self.kernels:
-            results = [t for t in tree_leaves(op(*args, **kwargs)) if isinstance(t, Tensor)]
-            if outputs:
-                for place, result in zip(outputs, results, strict=True):
-                    place.copy_(result)
+        for kernel in self.kernels:
+            result = kernel.op(*kernel.args, **kernel.kwargs)
+            if kernel.outputs:
+                results = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+                for place, value in zip(kernel.outputs, results, strict=True):
+                    place.copy_(value)
+
+    def reset(self) -> None:
+        """Forget the kernels, and with them the hold on the pool's memory."""
+        self.sections.clear()
+        self._pool.graphs -= 1
 
     def __str__(self) -> str:
         return "\n".join(f"{i:4}  {self._line(kernel)}" for i, kernel in enumerate(self.kernels))
@@ -107,15 +125,28 @@ class TapeGraph:
         inputs = [word(value) for value in kernel.args]
         inputs += [f"{name}={word(value)}" for name, value in kernel.kwargs.items()]
         outputs = ", ".join(word(t) for t in kernel.outputs) or "in place"
-        return f"{kernel.op}({', '.join(inputs)}) -> {outputs}"
+        stream = f"[stream {kernel.stream}] " if kernel.stream else ""
+        return f"{stream}{kernel.op}({', '.join(inputs)}) -> {outputs}"
 
 
-def capture(fn: Callable[[], Any], pool: TapePool) -> tuple[TapeGraph, Any]:
-    """Record `fn` into a graph whose outputs live in `pool`; the graph, and what fn returned (nothing is in it yet).
+class TapeBackend(HostBackend):
+    """CUDA graphs' stand-in on the CPU; see `graphs.backend.Backend`."""
 
-    Raises CaptureError if fn does what a capture cannot; the pool then holds nothing more than before.
-    """
-    graph = TapeGraph(pool)
-    with recording(pool, graph.add):
-        result = fn()
-    return graph, result
+    def new_pool(self) -> TapePool:
+        """A private pool."""
+        return TapePool()
+
+    def capture(self, fn: Callable[[], Result], pool: TapePool, stream: int = 0) -> tuple[TapeGraph, Result]:
+        """Record `fn` into a graph whose outputs live in `pool`; the graph, and what fn returned (nothing is in it).
+
+        Raises CaptureError if fn does what a capture cannot; the pool then holds nothing more than before.
+        """
+        graph = TapeGraph(pool)
+        result, _ = self.record(fn, pool, graph.add, stream)
+        pool.graphs += 1
+        return graph, result
+
+    def pool_bytes(self, pool: TapePool) -> PoolBytes:  # type: ignore[override]
+        """Reserved and live bytes, now that what nobody holds any more is free."""
+        sweep(pool)
+        return super().pool_bytes(pool)

@@ -156,10 +156,10 @@ class FlashAttention:
 
     @staticmethod
     def reason_against(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Why this path cannot run here, or None if it can."""
-        if device.type != "cuda":
+        """Why this path cannot run here, or None if it can. On `meta`: on no device at all."""
+        if device.type not in ("cuda", "meta"):
             return "it needs a CUDA device"
-        if torch.cuda.get_device_capability(device) < (8, 0):
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
             return "the flash kernel needs compute capability 8.0 or more"
         if dtype not in (torch.float16, torch.bfloat16):
             return f"the flash kernel takes float16 and bfloat16, not {dtype}"

@@ -6,7 +6,7 @@ where each sequence's earlier ones are. A slot is `block * block_size + offset`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -43,13 +43,26 @@ class DecodeInputs:
 
     def view(self, bucket: int, width: int) -> DecodeInputs:
         """The first `bucket` rows and `width` block columns, as views of the same storages."""
-        return DecodeInputs(
-            self.input_ids[:bucket],
-            self.positions[:bucket],
-            self.slot_mapping[:bucket],
-            self.block_table[:bucket, :width],
-            self.context_lens[:bucket],
-        )
+        rows = self.rows(0, bucket)
+        return replace(rows, block_table=rows.block_table[:, :width])
+
+    def rows(self, start: int, stop: int) -> DecodeInputs:
+        """Some of the rows, as views."""
+        return DecodeInputs(*(tensor[start:stop] for tensor in self.tensors))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All five, in the order of the fields."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def to(self, device: torch.device | str) -> DecodeInputs:
+        """The same on another device."""
+        return DecodeInputs(*(tensor.to(device) for tensor in self.tensors))
+
+    def copy_(self, other: DecodeInputs) -> None:
+        """Overwrite these tensors in place with others of the same shapes, wherever they are."""
+        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
+            mine.copy_(theirs)
 
 
 @dataclass(frozen=True)

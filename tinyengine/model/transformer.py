@@ -129,14 +129,19 @@ def _rotated_qkv(config: ModelConfig, layer: LayerParams, h: Tensor, cos: Tensor
 
 
 def lm_head(params: Params, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-    """Logits in float32, `[n, vocab]`, from the hidden states `[n, hidden]`; written into `out` where it is given.
+    """Logits `[n, vocab]` of hidden states `[n, hidden]`: in the weights' dtype, or in float32 written into `out`.
 
     On CUDA a half-precision product accumulates in float32 anyway, and `out_dtype` stores that sum unrounded.
     """
     weight = params.lm_head.t()
-    if weight.dtype == torch.float32:
+    if out is None or weight.dtype == torch.float32:
         return torch.mm(hidden, weight, out=out)
     if hidden.device.type in ("cuda", "meta"):
         return torch.mm(hidden, weight, out_dtype=torch.float32, out=out)
-    logits = torch.mm(hidden, weight).float()
-    return logits if out is None else out.copy_(logits)
+    return out.copy_(torch.mm(hidden, weight))
+
+
+def float_logits(params: Params, hidden: Tensor) -> Tensor:
+    """Logits `[n, vocab]` in float32, as exact as the device gives them."""
+    out = torch.empty(len(hidden), params.config.vocab_size, device=hidden.device)
+    return lm_head(params, hidden, out=out)

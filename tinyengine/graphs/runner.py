@@ -1,0 +1,434 @@
+"""The decode step with graphs: choose a bucket, pad, replay; capture what is missing, and run eagerly what cannot be.
+
+After vLLM's and SGLang's CUDA graph runners. Every measure of the ladder (rungs.py) is decided at one place here:
+search for `rung.`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from tinyengine.errors import CaptureError
+from tinyengine.graphs.arena import MIB, SMALL, SMALL_SEGMENT, PoolBytes, small_segments
+from tinyengine.graphs.backend import Backend, Graph
+from tinyengine.graphs.lru import GraphCache
+from tinyengine.graphs.recorder import branch_stream, trace
+from tinyengine.graphs.rungs import GraphPlan, choose_bucket
+from tinyengine.kv.cache import KVCache
+from tinyengine.model.attention import Attention
+from tinyengine.model.inputs import DecodeInputs
+from tinyengine.model.transformer import Params, float_logits, forward, lm_head
+
+log = logging.getLogger(__name__)
+STREAMS = 32  # PyTorch has so many of each priority, and hands them out in turn
+
+
+class GraphKey(NamedTuple):
+    """Every Python value that a capture of the decode step bakes in."""
+
+    bucket: int  # rows
+    width: int  # columns of the block table that attention reads
+    path: str  # of attention
+    microbatches: int
+
+
+def pad(inputs: DecodeInputs, bucket: int, width: int) -> DecodeInputs:
+    """A batch filled up to `bucket` rows and `width` block-table columns.
+
+    A padded row is token 0 at position 0, its one token of context in the null block, which no sequence ever owns.
+    """
+    rows = (0, bucket - len(inputs.input_ids))
+    columns = (0, width - inputs.block_table.shape[1])
+    return DecodeInputs(
+        input_ids=F.pad(inputs.input_ids, rows),
+        positions=F.pad(inputs.positions, rows),
+        slot_mapping=F.pad(inputs.slot_mapping, rows),
+        block_table=F.pad(inputs.block_table, columns + rows),
+        context_lens=F.pad(inputs.context_lens, rows, value=1),
+    )
+
+
+class StaticBuffers:
+    """Where graphs read their inputs and leave their logits: addresses that never change."""
+
+    def __init__(self, plan: GraphPlan, params: Params) -> None:
+        self.ending = plan.rung.logits
+        self._params = params
+        self._table_width = plan.table_width or max(plan.widths)
+        largest = max(plan.buckets)
+        self._inputs = self._allocate(largest) if plan.rung.shared_inputs else None
+        shape = (largest, params.config.vocab_size)
+        self._logits = None if self.ending == "own" else torch.full(shape, float("nan"), device=params.device)
+
+    @property
+    def shared(self) -> list[Tensor]:
+        """What exists once for all graphs."""
+        return (self._inputs.tensors if self._inputs else []) + ([] if self._logits is None else [self._logits])
+
+    def inputs(self, key: GraphKey) -> tuple[DecodeInputs, list[Tensor]]:
+        """The inputs of a graph, views of the one set or a set of its own; and what was allocated for it alone."""
+        own = None if self._inputs else self._allocate(key.bucket)
+        whole = self._inputs or own
+        assert whole is not None
+        return whole.view(key.bucket, key.width), own.tensors if own else []
+
+    def logits(self, hidden: Tensor, start: int) -> Tensor:
+        """Float32 logits of the rows from `start` on: the graph's own, copied into the buffer, or written there."""
+        if self._logits is None:
+            return lm_head(self._params, hidden).float()
+        view = self._logits[start : start + len(hidden)]
+        if self.ending == "direct":
+            return lm_head(self._params, hidden, out=view)
+        return view.copy_(lm_head(self._params, hidden))
+
+    def whole(self, parts: list[Tensor]) -> Tensor:
+        """The logits of all rows, from those of their parts in order."""
+        return torch.cat(parts) if self._logits is None else self._logits[: sum(map(len, parts))]
+
+    def _allocate(self, rows: int) -> DecodeInputs:
+        return DecodeInputs.allocate(rows, self._table_width, self._params.device)
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """The function that is captured: one decode step over static inputs, in one piece or in two halves.
+
+    The halves are LightLLM's microbatch overlap: two streams that fork and join within the one graph.
+    """
+
+    params: Params
+    cache: KVCache
+    attention: Attention
+    inputs: DecodeInputs
+    buffers: StaticBuffers
+    backend: Backend
+    microbatches: int
+
+    @property
+    def signature(self) -> Hashable:
+        """What the allocations of a capture depend on."""
+        shapes = tuple((t.shape, t.stride()) for t in self.inputs.tensors)
+        return self.attention.name, self.microbatches, self.buffers.ending, shapes
+
+    @property
+    def parts(self) -> list[range]:
+        """The rows of each microbatch."""
+        bucket = len(self.inputs.input_ids)
+        size = -(-bucket // self.microbatches)
+        return [range(start, min(start + size, bucket)) for start in range(0, bucket, size)]
+
+    def __call__(self) -> Tensor:
+        """Logits `[bucket, vocab]`, float32."""
+        if self.microbatches == 1:
+            return self._logits(*self.parts)
+        logits = []
+        for branch, rows in zip(self.backend.fork(self.microbatches), self.parts, strict=True):
+            with branch:
+                logits.append(self._logits(rows))
+        self.backend.join()
+        return self.buffers.whole(logits)
+
+    def _logits(self, rows: range) -> Tensor:
+        hidden = forward(self.params, self.inputs.rows(rows.start, rows.stop), self.attention, self.cache)
+        return self.buffers.logits(hidden, rows.start)
+
+
+@dataclass(frozen=True)
+class FirstStep:
+    """The step that is captured first, with room for the others: blocks that are taken and given back before it.
+
+    What is large in the largest batch may be small in another, and small blocks have segments of their own
+    (arena.py), of which the largest batch needs fewer.
+    """
+
+    step: DecodeStep
+    small_segments: int
+
+    @property
+    def signature(self) -> Hashable:
+        """See `DecodeStep.signature`."""
+        return self.step.signature, self.small_segments
+
+    def __call__(self) -> Tensor:
+        """See `DecodeStep`."""
+        count = self.small_segments * (SMALL_SEGMENT // SMALL)
+        blocks = [torch.empty(SMALL, dtype=torch.uint8, device=self.step.params.device) for _ in range(count)]
+        del blocks
+        return self.step()
+
+
+@dataclass
+class Captured:
+    """A graph, and what belongs to it."""
+
+    graph: Graph
+    inputs: DecodeInputs
+    own_inputs: list[Tensor]
+    logits: Tensor
+    pool: Any
+
+    def reset(self) -> None:
+        """Give up the graph and what it alone held. Nothing of it may be in flight."""
+        self.graph.reset()
+        self.logits, self.own_inputs = torch.empty(0), []
+
+
+@dataclass(frozen=True)
+class GraphChange:
+    """A graph that was captured or evicted, and the bytes of all graph pools before and after."""
+
+    what: str  # captured | evicted
+    key: GraphKey
+    before: PoolBytes
+    after: PoolBytes
+    seconds: float
+
+    def __str__(self) -> str:
+        before, after = self.before.reserved / MIB, self.after.reserved / MIB
+        return f"{self.what} graph {tuple(self.key)}: graph pools {before:.1f} -> {after:.1f} MiB reserved"
+
+
+class GraphRunner:
+    """Runs decode steps through the graphs of a plan, and those that it has none for eagerly.
+
+    on_change is told of each capture and eviction.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        cache: KVCache,
+        attention: Attention,
+        backend: Backend,
+        plan: GraphPlan,
+        on_change: Callable[[GraphChange], None] | None = None,
+    ) -> None:
+        self.params, self.cache = params, cache
+        self.rung = plan.rung
+        self.streams: dict[int, int] = {}  # those with captured products, and the fewest rows of one there
+        self.replays = self.eager_steps = 0
+        self.capture_seconds = 0.0
+        self._attention = attention
+        self._backend = backend
+        self._microbatches = plan.microbatches
+        self._on_change = on_change
+        self._widths = {bucket: [w for b, w in plan.pairs if b == bucket] for bucket, _ in plan.pairs}
+        self.keys = tuple(self.key(bucket, width) for bucket, width in plan.pairs)
+        self.graphs: GraphCache[GraphKey, Captured] = GraphCache(plan.cap)
+        with backend.statics():
+            self._buffers = StaticBuffers(plan, params)
+        self._bound = (params, cache.data, _addresses(params, cache))
+        self._pool: Any = None
+        self._failed: set[GraphKey] = set()
+        self._warned: set[str] = set()
+
+    # ---- a step ----
+
+    @torch.inference_mode()
+    def decode(self, inputs: DecodeInputs) -> Tensor:
+        """One decode step of a batch given as host tensors: logits `[n, vocab]`, float32.
+
+        They are a view that is valid until the next step: whoever keeps them clones them. What no graph serves runs
+        eagerly. Raises CaptureError if weights or cache are no longer where the graphs were captured to find them.
+        """
+        key = self.key_for(*inputs.block_table.shape) if self.rung.graphs else None
+        captured = self.find(key) if key else None
+        if key is None or captured is None:
+            self.eager_steps += 1
+            return self.eager(inputs)
+        self._check_addresses()
+        captured.inputs.copy_(pad(inputs, key.bucket, key.width))
+        captured.graph.replay()
+        self.replays += 1
+        return captured.logits[: len(inputs.input_ids)]
+
+    @torch.inference_mode()
+    def eager(self, inputs: DecodeInputs, key: GraphKey | None = None) -> Tensor:
+        """The same step without a graph; with a key, the padded rows and the LM head that this key's graph would run.
+
+        Half-precision logits of the rungs before `direct-logits` are rounded, as in the engines that they follow.
+        """
+        n = len(inputs.input_ids)
+        if key is not None:
+            inputs = pad(inputs, key.bucket, key.width)
+        hidden = forward(self.params, inputs.to(self.params.device), self._attention, self.cache)
+        if key is None or self._buffers.ending == "direct":
+            return float_logits(self.params, hidden)[:n]
+        return lm_head(self.params, hidden)[:n].float()
+
+    def key_for(self, batch: int, width: int) -> GraphKey | None:
+        """The key of the smallest graph that holds a batch; None, and one warning for each reason, if none does."""
+        bucket = choose_bucket(batch, self._widths)
+        if bucket is None:
+            self._warn("batch", f"a batch of {batch} is above the largest bucket, {max(self._widths, default=0)}")
+            return None
+        columns = choose_bucket(width, self._widths[bucket])
+        if columns is None:
+            tokens = max(self._widths[bucket]) * self.cache.block_size
+            self._warn("width", f"a batch of {batch} has a context beyond the {tokens} tokens of its graphs")
+            return None
+        return self.key(bucket, columns)
+
+    def key(self, bucket: int, width: int) -> GraphKey:
+        """The key of a bucket and a width."""
+        return GraphKey(bucket, width, self._attention.name, min(self._microbatches, bucket))
+
+    def _warn(self, kind: str, reason: str) -> None:
+        """Say once for each kind that a step runs without a graph."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning("%s: such steps run eagerly", reason)
+
+    def _check_addresses(self) -> None:
+        params, data, addresses = self._bound
+        if params is self.params and data is self.cache.data and addresses == _addresses(params, self.cache):
+            return
+        raise CaptureError(
+            "a weight or the KV cache has moved, and the captured graphs would read its old address: "
+            "change tensors in place with copy_(), or drop the graphs first"
+        )
+
+    # ---- graphs ----
+
+    def find(self, key: GraphKey) -> Captured | None:
+        """The graph of a key, captured now if it is missing; None if that failed, now or before."""
+        found = self.graphs.get(key)
+        if found is None and self.rung.largest_first and not len(self.graphs):
+            found = self._capture(self.keys[0])  # first, whichever is asked for: see rungs.py
+        if found is None or key not in self.graphs:
+            found = self._capture(key)
+        return found
+
+    def warmup(self, keys: Sequence[GraphKey] | None = None, progress: bool = False) -> None:
+        """Capture now what would be captured later, in the order of `keys`, and nothing that another would evict."""
+        wanted = [key for key in keys or self.keys if key not in self.graphs]
+        room = self.graphs.max_graphs - len(self.graphs)
+        with tqdm(wanted[:room], "capturing", unit="graph", disable=not progress) as bar:
+            for key in bar:
+                self.find(key)
+                pool = self.pool_bytes
+                bar.set_postfix_str(f"pools {pool.reserved / MIB:.1f} MiB, live {pool.live / MIB:.1f} MiB")
+
+    def drop(self) -> None:
+        """Give up every graph and its memory; later steps capture again, from where weights and cache are then."""
+        self._backend.release_memory()
+        for captured in self.graphs.clear():
+            captured.reset()
+        self._pool = None
+        self._failed.clear()
+        self._backend.release_memory()
+        self._bound = (self.params, self.cache.data, _addresses(self.params, self.cache))
+
+    @property
+    def pool_bytes(self) -> PoolBytes:
+        """Bytes of all graph pools together."""
+        return self._bytes(captured.pool for captured in self.graphs.values)
+
+    @property
+    def static_tensors(self) -> list[Tensor]:
+        """Everything that graphs read or write outside their pools, but weights and cache."""
+        return self._buffers.shared + [t for captured in self.graphs.values for t in captured.own_inputs]
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """Counters since the start, and what is held now."""
+        counters = asdict(self.graphs.stats)
+        return counters | {
+            "replays": self.replays,
+            "eager_steps": self.eager_steps,
+            "failed_captures": len(self._failed),
+            "capture_seconds": self.capture_seconds,
+            "graphs": len(self.graphs),
+            "max_graphs": self.graphs.max_graphs,
+            "working_set": self.graphs.working_set,
+            "pool_reserved_bytes": self.pool_bytes.reserved,
+        }
+
+    def _capture(self, key: GraphKey) -> Captured | None:
+        """Capture a graph and hold it; None, and a warning, if it cannot be. It is not tried again then."""
+        if key in self._failed:
+            return None
+        started, before = time.perf_counter(), self.pool_bytes
+        try:
+            captured = self._record(key)
+        except Exception as error:
+            self._failed.add(key)
+            self._backend.release_memory()
+            self._warn("capture", f"the capture of graph {tuple(key)} failed ({error})")
+            return None
+        gone = self.graphs.put(key, captured)
+        seconds = time.perf_counter() - started
+        self.capture_seconds += seconds
+        self._tell(GraphChange("captured", key, before, self.pool_bytes, seconds))
+        for old_key, old in gone:
+            self._evict(old_key, old)
+        if self.graphs.stats.recaptures and "cap" not in self._warned:
+            self._warned.add("cap")
+            log.warning(
+                "%d different graphs are in use and max_graphs is %d: graphs are captured again and again; "
+                "max_graphs=%d would hold them so far",
+                *(self.graphs.working_set, self.graphs.max_graphs, self.graphs.working_set),
+            )
+        return captured
+
+    def _record(self, key: GraphKey) -> Captured:
+        """Here the rung decides about inputs, stream and pool; about logits and order, see StaticBuffers and `find`."""
+        with self._backend.statics():
+            inputs, own = self._buffers.inputs(key)
+        inputs.copy_(DecodeInputs.allocate(key.bucket, key.width, "cpu"))  # padding: no block of anybody is touched
+        step = DecodeStep(
+            *(self.params, self.cache, self._attention, inputs, self._buffers, self._backend, key.microbatches)
+        )
+        number = 0 if self.rung.one_stream else self.graphs.stats.captures % STREAMS
+        stream = self._backend.stream(number)
+        first = not len(self.graphs)
+        if first or not self.rung.shared_pool:  # a pool ends with its last graph
+            self._pool = self._backend.new_pool()
+        self._backend.warm_up(step, stream if self.rung.one_stream else None)
+        fn = self._with_room(step, key) if first and self.rung.largest_first else step
+        graph, logits = self._backend.capture(fn, self._pool, stream)
+        for i, rows in enumerate(step.parts):
+            used = number if key.microbatches == 1 else branch_stream(i)
+            self.streams[used] = min(len(rows), self.streams.get(used, len(rows)))
+        return Captured(graph, inputs, own, logits, self._pool)
+
+    def _with_room(self, step: DecodeStep, key: GraphKey) -> FirstStep:
+        """The first step of a pool, and the small segments that the smaller buckets will need."""
+        events = trace(step)
+        return FirstStep(step, small_segments(events, {bucket / key.bucket for bucket in self._widths}))
+
+    def _evict(self, key: GraphKey, captured: Captured) -> None:
+        """Reset a graph that is no longer held, once nothing of it is in flight."""
+        started, pools = time.perf_counter(), [c.pool for c in (*self.graphs.values, captured)]
+        before = self._bytes(pools)
+        self._backend.release_memory()
+        captured.reset()
+        self._backend.release_memory()
+        self._tell(GraphChange("evicted", key, before, self._bytes(pools), time.perf_counter() - started))
+
+    def _bytes(self, pools: Iterable[Any]) -> PoolBytes:
+        """Bytes of some pools together, of which several graphs may name the same one."""
+        each = [self._backend.pool_bytes(pool) for pool in {id(pool): pool for pool in pools}.values()]
+        return PoolBytes(sum(b.reserved for b in each), sum(b.live for b in each))
+
+    def _tell(self, change: GraphChange) -> None:
+        log.info("%s", change)
+        if self._on_change:
+            self._on_change(change)
+
+
+def _addresses(params: Params, cache: KVCache) -> list[int]:
+    """Where every weight and the cache is."""
+    tensors = [params.embed, params.final_norm, params.lm_head, params.rope_cos, params.rope_sin, *cache.layers]
+    for layer in params.layers:
+        tensors += [t for t in vars(layer).values() if t is not None]
+    return [tensor.data_ptr() for tensor in tensors]
