@@ -106,10 +106,9 @@ def measure(setting: Setting, plan: GraphPlan, order: Sequence[tuple[int, int]])
 
     def warm() -> None:
         eager = replace(plan, rung=replace(plan.rung, graphs=False))
-        runner = GraphRunner(params, cache, attention, backend, eager)
+        runner = GraphRunner(params, cache, attention, CudaBackend(device), eager)  # its own: it leaves nothing
         for pair in plan.pairs:
-            key = runner.key(*pair)
-            runner.eager(DecodeInputs.allocate(*pair, "cpu"), key)
+            runner.eager(DecodeInputs.allocate(*pair, "cpu"), runner.key(*pair))
 
     meter, changes = Meter(backend, warm), list[GraphChange]()
     runner = GraphRunner(params, cache, attention, backend, plan, changes.append)
@@ -408,7 +407,7 @@ def origin(only_predict: bool) -> dict[str, Any]:
         "driver": None
         if only_predict
         else output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "commit": output_of("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"),
+        "commit": output_of("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"),
         "date": datetime.date.today().isoformat(),
     }
 
