@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyengine.graphs.arena import MIB, Address, Arena, Event, PoolBytes, round_size
+from tinyengine.graphs.arena import MIB, Address, Arena, Event, PoolBytes, round_size, small_segments
 
 TRACE = json.loads((Path(__file__).parent / "data" / "h200_capture_trace.json").read_text(encoding="utf-8"))
 
@@ -102,3 +102,11 @@ def test_live_blocks_never_overlap_and_nothing_is_lost(requests, rng):
     for segment in list(arena.segments):  # all joined again: each segment can be handed out whole
         arena.allocate(MIB if segment.is_small else segment.nbytes, segment.stream)
     assert arena.bytes.reserved == reserved
+
+
+def test_a_smaller_batch_may_need_more_small_segments_than_a_larger_one():
+    """Three blocks of 1.5 MiB are large; at half the size they are small, and two of them fill a small segment."""
+    events = [Event(i, 3 << 19) for i in range(3)]
+    assert small_segments(events, [1.0]) == 0
+    assert small_segments(events, [1.0, 0.5]) == 2
+    assert small_segments(events, []) == 0

@@ -1,14 +1,16 @@
 """What a capture sees: events in order, what is refused, and on a GPU the same events as the device's allocator."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tinyengine.errors import CaptureError
-from tinyengine.graphs.arena import Event
+from tinyengine.graphs.arena import Arena, Event
 from tinyengine.graphs.recorder import trace
 from tinyengine.kv.cache import KVCache, KVLayout
-from tinyengine.model.attention import FlashAttention
+from tinyengine.model.attention import FlashAttention, GatherAttention
 from tinyengine.model.checkpoint import random_params
 from tinyengine.model.config import PRESETS
 from tinyengine.model.inputs import DecodeInputs
@@ -84,14 +86,14 @@ def test_an_index_of_integers_is_not_a_mask():
     assert len(trace(lambda: meta(4, 8)[meta(3, dtype=torch.int64)])) == 6
 
 
-def decode_step(config, device, batch, width, block_size=256, dtype=torch.bfloat16):
+def decode_step(config, device, batch, width, block_size=256, dtype=torch.bfloat16, attention=None):
     """A decode step of the product, its logits copied into a shared buffer."""
     params = random_params(config, device, dtype, 2048)
     layout = KVLayout(config.num_layers, config.num_kv_heads, config.head_dim, block_size, dtype)
     cache = KVCache(layout, batch * width + 1, device)
     inputs = DecodeInputs.allocate(batch, width, device)
     buffer = torch.empty(batch, config.vocab_size, device=device)
-    attention = FlashAttention(config)
+    attention = attention or FlashAttention(config)
 
     def step():
         buffer.copy_(lm_head(params, forward(params, inputs, attention, cache)))
@@ -101,10 +103,6 @@ def decode_step(config, device, batch, width, block_size=256, dtype=torch.bfloat
 
 def test_a_step_of_many_layers_costs_its_intermediates_once():
     """Each layer's outputs reuse what the last layer freed: the pool does not grow with depth."""
-    from dataclasses import replace
-
-    from tinyengine.graphs.arena import Arena
-
     pools = []
     for layers in (2, 8):
         config = replace(PRESETS["qwen3-0.6b"], num_layers=layers, vocab_size=1000)
@@ -163,3 +161,22 @@ def test_the_prediction_is_the_devices_own_trace_event_for_event(preset, batch):
     measured = [e for e in measured if e.id not in held]
     assert len(begin) == 2 and len(predicted) > 500
     assert numbered(predicted) == numbered(measured)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("batch", [1, 2, 64])
+def test_the_gather_path_too_is_predicted_event_for_event_in_half_precision(dtype, batch):
+    """SDPA, here cuDNN's, has a seed, an offset and a workspace of its own."""
+    config = replace(PRESETS["llama-3.2-1b"], num_layers=2, vocab_size=1000)
+    steps = [decode_step(config, device, batch, 4, 256, dtype, GatherAttention()) for device in ("meta", "cuda")]
+    measured = device_events(steps[1])
+    held = {e.id for e in measured[:2] if e.nbytes == 8}
+    assert numbered(trace(steps[0])) == numbered([e for e in measured if e.id not in held])
+
+
+def test_a_repeated_operator_is_not_mistaken_for_another():
+    """Shapes of repeated operators are remembered: 1, 1.0 and True are equal, but make different dtypes."""
+    x = meta(4, dtype=torch.int64)
+    sizes = [e.nbytes for e in trace(lambda: (x * True, x * 1, x * 1.0, x * 1)) if e.nbytes]
+    assert sizes == [32, 32, 16, 32]

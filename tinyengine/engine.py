@@ -10,7 +10,7 @@ import numbers
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tinyengine.errors import ConfigError, RequestError
 from tinyengine.graphs.backend import Backend
 from tinyengine.graphs.cuda import CudaBackend
 from tinyengine.graphs.meter import Predictor
-from tinyengine.graphs.rungs import GraphPlan, engine_plan, find_rung
+from tinyengine.graphs.rungs import GraphOptions
 from tinyengine.graphs.runner import GraphRunner
 from tinyengine.graphs.tape import TapeBackend
 from tinyengine.interrupts import held_interrupts
@@ -116,8 +116,6 @@ class Engine:
             kv_bytes=kv_bytes,
             max_num_batched_tokens=max_num_batched_tokens,
         )
-        if microbatches > 2:
-            raise ConfigError(f"microbatches must be 1 or 2; got {microbatches}")
         source = ModelSource.find(model)
         self.config, self.tokenizer = source.config, source.tokenizer
         if max_model_len is not None and max_model_len > self.config.max_position:
@@ -125,40 +123,27 @@ class Engine:
         self.device = pick_device(device)
         self.dtype = pick_dtype(dtype, self.device, self.config)
         length = max_model_len or self.config.max_position
-        if self.device.type not in ("cpu", "cuda") and graphs not in ("auto", "off"):
-            raise ConfigError(f"there are no graphs on {self.device.type}: leave graphs off")
-        graphs = ("on" if self.device.type == "cuda" else "off") if graphs == "auto" else graphs
-        rung = find_rung(graphs)
+        options = GraphOptions.choose(graphs, self.device.type, max_graphs, microbatches)
         params = source.load(self.device, self.dtype, length)
         size = block_size or (256 if self.device.type == "cuda" else 16)
         self.attention = choose_attention(attention, self.config, size, self.device, self.dtype)
 
         layout = KVLayout(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim, size, self.dtype)
-
-        def plan_for(blocks: int, max_len: int) -> GraphPlan:
-            plan = engine_plan(rung, min(max_num_seqs, blocks - 1), blocks_needed(max_len, size), blocks)
-            most = max_graphs or (max(rung.max_graphs or 0, len(plan.pairs)) if graphs != rung.name else None)
-            return replace(plan, max_graphs=most, microbatches=microbatches)
-
         if kv_bytes is None:
             reserve = self._step_bytes(max_num_seqs, max_num_batched_tokens, length)
             kv_bytes = default_kv_bytes(self.device, reserve)
-            if self.device.type == "cuda" and rung.graphs:  # known before the cache takes what is left
-                plan = plan_for(fit_blocks(layout, kv_bytes, max_num_seqs, length), length)
-                kv_bytes -= Predictor(self.config, layout, self.attention).predict(plan, plan.largest_pairs).total
+            if self.device.type == "cuda":  # graphs come later, but their bytes are known now
+                blocks = fit_blocks(layout, kv_bytes, max_num_seqs, length)
+                plan = options.plan(max_num_seqs, blocks_needed(length, size), blocks)
+                kv_bytes -= Predictor(self.config, layout, self.attention).upper_bound(plan)
         num_blocks = fit_blocks(layout, kv_bytes, max_num_seqs, length)
-        self.max_model_len = min(length, (num_blocks - 1) * size)  # one block is the null block
-        if max_model_len is not None and self.max_model_len < max_model_len:
-            needed = (blocks_needed(max_model_len, size) + 1) * layout.bytes_per_block
-            raise ConfigError(
-                f"the KV cache holds {self.max_model_len} tokens, fewer than max_model_len {max_model_len}: "
-                f"kv_bytes must be at least {needed:,}, or max_model_len smaller"
-            )
+        self.max_model_len = _fitting_length(layout, num_blocks, length, max_model_len)
         cache = KVCache(layout, num_blocks, self.device)
         max_num_seqs = min(max_num_seqs, num_blocks - 1)  # a running sequence holds at least one block
         self.scheduler = Scheduler(BlockAllocator(num_blocks), max_num_seqs, max_num_batched_tokens)
+        plan = options.plan(max_num_seqs, blocks_needed(self.max_model_len, size), num_blocks)
         backend: Backend = CudaBackend(self.device) if self.device.type == "cuda" else TapeBackend()
-        self.runner = GraphRunner(params, cache, self.attention, backend, plan_for(num_blocks, self.max_model_len))
+        self.runner = GraphRunner(params, cache, self.attention, backend, plan)
         self.stats = EngineStats()
         self._requests: dict[int, Request] = {}
         self._held: list[StepOutput] = []  # made while someone else was being served
@@ -382,6 +367,18 @@ class Engine:
         layer = max_tokens * row + (max_tokens + max_len) * kv_row  # and K and V gathered for the flash kernel
         # Logits, scaled, sorted, their int64 order (two), probabilities, their sums, and one to spare.
         return layer * self.dtype.itemsize + 8 * max_seqs * config.vocab_size * 4
+
+
+def _fitting_length(layout: KVLayout, num_blocks: int, length: int, asked: int | None) -> int:
+    """The most tokens of a sequence that the cache holds. ConfigError if that is less than what was asked for."""
+    fitting = min(length, (num_blocks - 1) * layout.block_size)  # one block is the null block
+    if asked is not None and fitting < asked:
+        needed = (blocks_needed(asked, layout.block_size) + 1) * layout.bytes_per_block
+        raise ConfigError(
+            f"the KV cache holds {fitting} tokens, fewer than max_model_len {asked}: "
+            f"kv_bytes must be at least {needed:,}, or max_model_len smaller"
+        )
+    return fitting
 
 
 def _require_positive(**options: int | None) -> None:

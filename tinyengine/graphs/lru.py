@@ -36,6 +36,7 @@ class GraphCache(Generic[Key, Graph]):
         self.stats = CacheStats()
         self._graphs: OrderedDict[Key, Graph] = OrderedDict()
         self._seen: set[Key] = set()
+        self._evicted: set[Key] = set()
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -75,7 +76,8 @@ class GraphCache(Generic[Key, Graph]):
         gone = [(key, self._graphs.pop(key))] if key in self._graphs else []
         self._graphs[key] = graph
         self.stats.captures += 1
-        self.stats.recaptures += key in self._seen
+        self.stats.recaptures += key in self._evicted
+        self._evicted.discard(key)
         self._seen.add(key)
         while len(self._graphs) > self.max_graphs:
             gone.append(self.evict_oldest())
@@ -83,8 +85,10 @@ class GraphCache(Generic[Key, Graph]):
 
     def evict_oldest(self) -> tuple[Key, Graph]:
         """Take out the least recently used graph. KeyError if there is none."""
-        self.stats.evictions += bool(self._graphs)
-        return self._graphs.popitem(last=False)
+        key, graph = self._graphs.popitem(last=False)
+        self.stats.evictions += 1
+        self._evicted.add(key)
+        return key, graph
 
     def clear(self) -> list[Graph]:
         """Take out every graph; what was counted stays."""

@@ -78,6 +78,13 @@ class Predictor:
         runner.warmup(None if pairs is None else [runner.key(*pair) for pair in pairs])
         return predicted(runner)
 
+    def upper_bound(self, plan: GraphPlan) -> int:
+        """The most bytes that a plan's graphs can take: what they share from the largest, the rest for each of them."""
+        if not plan.rung.graphs:
+            return 0
+        memory = self.predict(plan, plan.largest_pairs)
+        return memory.total + memory.driver * (plan.cap - memory.graphs) // memory.graphs
+
 
 class Meter:
     """Reads what a runner's graphs took from a CUDA device since the meter was made.

@@ -133,14 +133,6 @@ class GraphPlan:
         return self.max_graphs or self.rung.max_graphs or max(1, len(self.pairs))
 
 
-def engine_plan(rung: Rung, max_batch: int, max_width: int, num_blocks: int) -> GraphPlan:
-    """What an engine can need: vLLM's batch sizes up to its own largest, and power-of-two widths.
-
-    A cache of `num_blocks` holds no batch of more blocks than that; rounding up both sides may double it.
-    """
-    return GraphPlan(rung, clamp_buckets(BUCKETS["vllm"], max_batch), width_buckets(max_width), 2 * num_blocks)
-
-
 def find_rung(name: str) -> Rung:
     """The rung of that name; `off` is the first and `on` the last. ConfigError that lists them if there is none."""
     for rung in LADDER:
@@ -149,3 +141,35 @@ def find_rung(name: str) -> Rung:
     if name in ("off", "on"):
         return LADDER[0 if name == "off" else -1]
     raise ConfigError(f"there is no rung {name!r}: choose off, on or one of {', '.join(rung.name for rung in LADDER)}")
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """What the user of an engine asks of graphs. Its plans hold every graph that can be needed, unless capped."""
+
+    rung: Rung
+    max_graphs: int | None
+    microbatches: int
+
+    @classmethod
+    def choose(cls, graphs: str, device_type: str, max_graphs: int | None, microbatches: int) -> GraphOptions:
+        """graphs: `off`, `on`, a rung's name, or `auto`: on with CUDA alone. ConfigError if that cannot be."""
+        if microbatches not in (1, 2):
+            raise ConfigError(f"microbatches must be 1 or 2; got {microbatches}")
+        if graphs == "auto":
+            graphs = "on" if device_type == "cuda" else "off"
+        rung = find_rung(graphs)
+        if rung.graphs and device_type not in ("cpu", "cuda"):
+            raise ConfigError(f"there are no graphs on {device_type}: leave them off")
+        if graphs == "on" and max_graphs is None:
+            rung = replace(rung, max_graphs=None)
+        return cls(rung, max_graphs, microbatches)
+
+    def plan(self, max_batch: int, max_width: int, num_blocks: int) -> GraphPlan:
+        """For an engine with so many sequences, block-table columns and blocks: vLLM's batch sizes, doubling widths.
+
+        A cache of `num_blocks` holds no batch of more blocks than that; rounding up both sides may double it.
+        """
+        buckets, widths = clamp_buckets(BUCKETS["vllm"], max_batch), width_buckets(max_width)
+        most = 2 * num_blocks
+        return GraphPlan(self.rung, buckets, widths, most, max_graphs=self.max_graphs, microbatches=self.microbatches)

@@ -62,12 +62,12 @@ class StaticBuffers:
 
     def __init__(self, plan: GraphPlan, params: Params) -> None:
         self.ending = plan.rung.logits
-        self._params = params
+        self._device = params.device
         self._table_width = plan.table_width or max(plan.widths)
         largest = max(plan.buckets)
         self._inputs = self._allocate(largest) if plan.rung.shared_inputs else None
         shape = (largest, params.config.vocab_size)
-        self._logits = None if self.ending == "own" else torch.full(shape, float("nan"), device=params.device)
+        self._logits = None if self.ending == "own" else torch.full(shape, float("nan"), device=self._device)
 
     @property
     def shared(self) -> list[Tensor]:
@@ -81,21 +81,21 @@ class StaticBuffers:
         assert whole is not None
         return whole.view(key.bucket, key.width), own.tensors if own else []
 
-    def logits(self, hidden: Tensor, start: int) -> Tensor:
+    def logits(self, params: Params, hidden: Tensor, start: int) -> Tensor:
         """Float32 logits of the rows from `start` on: the graph's own, copied into the buffer, or written there."""
         if self._logits is None:
-            return lm_head(self._params, hidden).float()
+            return lm_head(params, hidden).float()
         view = self._logits[start : start + len(hidden)]
         if self.ending == "direct":
-            return lm_head(self._params, hidden, out=view)
-        return view.copy_(lm_head(self._params, hidden))
+            return lm_head(params, hidden, out=view)
+        return view.copy_(lm_head(params, hidden))
 
     def whole(self, parts: list[Tensor]) -> Tensor:
         """The logits of all rows, from those of their parts in order."""
         return torch.cat(parts) if self._logits is None else self._logits[: sum(map(len, parts))]
 
     def _allocate(self, rows: int) -> DecodeInputs:
-        return DecodeInputs.allocate(rows, self._table_width, self._params.device)
+        return DecodeInputs.allocate(rows, self._table_width, self._device)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class DecodeStep:
 
     def _logits(self, rows: range) -> Tensor:
         hidden = forward(self.params, self.inputs.rows(rows.start, rows.stop), self.attention, self.cache)
-        return self.buffers.logits(hidden, rows.start)
+        return self.buffers.logits(self.params, hidden, rows.start)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class FirstStep:
     """The step that is captured first, with room for the others: blocks that are taken and given back before it.
 
     What is large in the largest batch may be small in another, and small blocks have segments of their own
-    (arena.py), of which the largest batch needs fewer.
+    (arena.py), of which the largest batch needs fewer. This is exact for one width; each further one may add a segment.
     """
 
     step: DecodeStep
@@ -222,11 +222,11 @@ class GraphRunner:
         self._microbatches = plan.microbatches
         self._on_change = on_change
         self._widths = {bucket: [w for b, w in plan.pairs if b == bucket] for bucket, _ in plan.pairs}
-        self.keys = tuple(self.key(bucket, width) for bucket, width in plan.pairs)
+        self.keys = tuple(self.key(bucket, width) for bucket, width in plan.pairs) if plan.rung.graphs else ()
         self.graphs: GraphCache[GraphKey, Captured] = GraphCache(plan.cap)
         with backend.statics():
             self._buffers = StaticBuffers(plan, params)
-        self._bound = (params, cache.data, _addresses(params, cache))
+        self._bound = self._read_addresses()
         self._pool: Any = None
         self._failed: set[GraphKey] = set()
         self._warned: set[str] = set()
@@ -245,7 +245,6 @@ class GraphRunner:
         if key is None or captured is None:
             self.eager_steps += 1
             return self.eager(inputs)
-        self._check_addresses()
         captured.inputs.copy_(pad(inputs, key.bucket, key.width))
         captured.graph.replay()
         self.replays += 1
@@ -289,18 +288,28 @@ class GraphRunner:
             log.warning("%s: such steps run eagerly", reason)
 
     def _check_addresses(self) -> None:
-        params, data, addresses = self._bound
-        if params is self.params and data is self.cache.data and addresses == _addresses(params, self.cache):
-            return
-        raise CaptureError(
-            "a weight or the KV cache has moved, and the captured graphs would read its old address: "
-            "change tensors in place with copy_(), or drop the graphs first"
-        )
+        """Graphs hold addresses: where the first one was captured to find weights and cache, there they must be."""
+        if not len(self.graphs):
+            self._bound = self._read_addresses()
+        elif self._bound != self._read_addresses():
+            raise CaptureError(
+                "a weight or the KV cache has moved, and the captured graphs would read its old address: "
+                "change tensors in place with copy_(), or drop the graphs first (GraphRunner.drop)"
+            )
+
+    def _read_addresses(self) -> list[int]:
+        """Where every weight and the cache is."""
+        p = self.params
+        tensors = [p.embed, p.final_norm, p.lm_head, p.rope_cos, p.rope_sin, self.cache.data, *self.cache.layers]
+        for layer in p.layers:
+            tensors += [tensor for tensor in vars(layer).values() if tensor is not None]
+        return [tensor.data_ptr() for tensor in tensors]
 
     # ---- graphs ----
 
     def find(self, key: GraphKey) -> Captured | None:
         """The graph of a key, captured now if it is missing; None if that failed, now or before."""
+        self._check_addresses()
         found = self.graphs.get(key)
         if found is None and self.rung.largest_first and not len(self.graphs):
             found = self._capture(self.keys[0])  # first, whichever is asked for: see rungs.py
@@ -310,7 +319,8 @@ class GraphRunner:
 
     def warmup(self, keys: Sequence[GraphKey] | None = None, progress: bool = False) -> None:
         """Capture now what would be captured later, in the order of `keys`, and nothing that another would evict."""
-        wanted = [key for key in keys or self.keys if key not in self.graphs]
+        first = self.keys[:1] if self.rung.largest_first and not len(self.graphs) else ()  # see `find`
+        wanted = [key for key in dict.fromkeys((*first, *(keys or self.keys))) if key not in self.graphs]
         room = self.graphs.max_graphs - len(self.graphs)
         with tqdm(wanted[:room], "capturing", unit="graph", disable=not progress) as bar:
             for key in bar:
@@ -319,14 +329,13 @@ class GraphRunner:
                 bar.set_postfix_str(f"pools {pool.reserved / MIB:.1f} MiB, live {pool.live / MIB:.1f} MiB")
 
     def drop(self) -> None:
-        """Give up every graph and its memory; later steps capture again, from where weights and cache are then."""
+        """Give up every graph and its memory; later steps capture again, where weights and cache are then."""
         self._backend.release_memory()
         for captured in self.graphs.clear():
             captured.reset()
         self._pool = None
         self._failed.clear()
         self._backend.release_memory()
-        self._bound = (self.params, self.cache.data, _addresses(self.params, self.cache))
 
     @property
     def pool_bytes(self) -> PoolBytes:
@@ -394,7 +403,7 @@ class GraphRunner:
         if first or not self.rung.shared_pool:  # a pool ends with its last graph
             self._pool = self._backend.new_pool()
         self._backend.warm_up(step, stream if self.rung.one_stream else None)
-        fn = self._with_room(step, key) if first and self.rung.largest_first else step
+        fn = self._with_room(step, key) if first and self.rung.largest_first and key.microbatches == 1 else step
         graph, logits = self._backend.capture(fn, self._pool, stream)
         for i, rows in enumerate(step.parts):
             used = number if key.microbatches == 1 else branch_stream(i)
@@ -424,11 +433,3 @@ class GraphRunner:
         log.info("%s", change)
         if self._on_change:
             self._on_change(change)
-
-
-def _addresses(params: Params, cache: KVCache) -> list[int]:
-    """Where every weight and the cache is."""
-    tensors = [params.embed, params.final_norm, params.lm_head, params.rope_cos, params.rope_sin, *cache.layers]
-    for layer in params.layers:
-        tensors += [t for t in vars(layer).values() if t is not None]
-    return [tensor.data_ptr() for tensor in tensors]
