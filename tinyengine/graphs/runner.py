@@ -131,7 +131,7 @@ class DecodeStep:
         if self.microbatches == 1:
             return self._logits(*self.parts)
         logits = []
-        for branch, rows in zip(self.backend.fork(self.microbatches), self.parts, strict=True):
+        for branch, rows in zip(self.backend.fork(len(self.parts)), self.parts, strict=True):
             with branch:
                 logits.append(self._logits(rows))
         self.backend.join()
