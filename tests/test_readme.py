@@ -52,7 +52,7 @@ def test_links_lead_somewhere(page):
 def table_of_files():
     """The table under "How it is built" as module names in its order; a bare name shares its row's folder."""
     modules = []
-    for line in README.split("## How it is built")[1].splitlines():
+    for line in README.split("## How it is built")[1].split("\n## ")[0].splitlines():
         if line.startswith("| `"):
             names = re.findall(r"`([\w/]+)\.py`", line.split("|")[1])
             folder = names[0].rpartition("/")[0]
