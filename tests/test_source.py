@@ -12,6 +12,7 @@ FORBIDDEN = {"triton", "jax", "jaxlib", "flash_attn", "vllm", "sglang", "cupy", 
 MAY_IMPORT = {
     "errors": set(),
     "device": {"errors"},
+    "cli": {"errors"},
     "interrupts": set(),
     "tolerance": set(),
     "kv": {"device", "errors"},
@@ -37,9 +38,9 @@ MAY_IMPORT = {
         "scheduler",
         "sequence",
     },
-    "generate": {"engine", "errors", "loading", "model", "request", "sampling"},
-    "memory": {"errors", "graphs", "kv", "loading", "model"},
-    "bench": {"engine", "errors", "loading", "model", "sampling"},
+    "generate": {"cli", "engine", "errors", "loading", "model", "request", "sampling"},
+    "memory": {"cli", "errors", "graphs", "kv", "loading", "model"},
+    "bench": {"cli", "engine", "errors", "loading", "model", "sampling"},
     "__init__": {"engine", "errors", "request", "sampling"},
 }
 

@@ -1,5 +1,8 @@
 """The CPU's graphs: a capture computes nothing, a replay equals eager to the bit, and a pool is used again."""
 
+import copy
+
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +17,7 @@ from tinyengine.model.transformer import forward, lm_head
 
 CONFIG = PRESETS["tiny"]
 capture = TapeBackend().capture
+HOST = torch.randn(4, 6)
 ROWS, WIDTH, BLOCK = 5, 5, 16
 
 
@@ -147,3 +151,47 @@ def test_a_graph_prints_its_kernels_with_shapes_and_addresses():
     ]
     assert "float32[2, 3]@host" in lines[0] and "-> float32[2, 3]@0:0x0" in lines[0]
     assert "float32[2, 3]@0:0x0" in lines[1] and lines[2].endswith("in place")
+
+
+def test_an_in_place_view_is_a_view():
+    a = torch.randn(4, 6)
+    graph, out = capture(lambda: a @ (a + 1).t_(), TapePool())
+    graph.replay()
+    assert out.equal(a @ (a + 1).t())
+    graph, out = capture(lambda: (a + 1).swapaxes_(0, 1).unsqueeze_(0) * 2, TapePool())
+    graph.replay()
+    assert out.equal((a + 1).t()[None] * 2)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda a: (a + 1).set_(a) * 2,
+        lambda a: (a + 1).resize_(2, 2) * 2,
+        lambda a: copy.deepcopy(a + 1) * 2,
+        lambda a: (a.to(torch.complex64) * 1j).conj() * 2j,
+        lambda a: torch._neg_view(a + 0) + 1,
+        lambda a: torch.linalg.inv(a[:, :4]),
+        lambda a: a * float(np.from_dlpack(a + 1)[0, 0]),
+        lambda a: print(a + 1),
+        lambda a: capture(lambda: a + 1, TapePool()),
+    ],
+)
+def test_what_a_recording_by_address_would_get_wrong_is_refused(fn):
+    with pytest.raises(CaptureError):
+        capture(lambda: fn(HOST), TapePool())
+
+
+def test_a_graph_that_was_reset_is_not_replayed_and_a_second_reset_does_nothing():
+    pool = TapePool()
+    graph, _ = capture(lambda: HOST + 1, pool)
+    graph.reset()
+    graph.reset()
+    assert pool.graphs == 0
+    with pytest.raises(CaptureError, match="capture it again"):
+        graph.replay()
+
+
+def test_a_printed_graph_shows_the_addresses_of_lists_too():
+    graph, _ = capture(lambda: torch.cat([HOST, HOST * 2]), TapePool())
+    assert "aten.cat.default([float32[4, 6]@host, float32[4, 6]@0:0x0]) -> float32[8, 6]@0:0x200" in str(graph)

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinyengine.cli import Parser, at_least, exit_code
 from tinyengine.engine import Engine
-from tinyengine.errors import ConfigError, TinyEngineError
+from tinyengine.errors import ConfigError
 from tinyengine.loading import EMBEDDED_MODEL, ModelSource
 from tinyengine.model.transformer import Params
 from tinyengine.sampling import SamplingParams
@@ -129,20 +130,9 @@ def cpu(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def at_least(low: int) -> Callable[[str], int]:
-    """An argparse type: a whole number of `low` or more."""
-
-    def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < low:
-            raise argparse.ArgumentTypeError(f"must be a whole number of {low} or more; got {text!r}")
-        return int(text)
-
-    return number
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m tinyengine.bench", description=__doc__)
+    parser = Parser(prog="python -m tinyengine.bench", description=__doc__)
     commands = parser.add_subparsers(required=True)
     sub = commands.add_parser("cpu", help="decode on the CPU beside transformers, float32")
     sub.set_defaults(command=cpu)
@@ -156,13 +146,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark: a table for people, then one JSON object on the last line."""
-    args = build_parser().parse_args(argv)
-    try:
+
+    def program() -> int:
+        args = build_parser().parse_args(argv)
         print(json.dumps(args.command(args)))
-    except TinyEngineError as error:
-        print(f"tinyengine: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return 0
+
+    return exit_code(program)
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ class Engine:
             if self.device.type == "cuda":  # graphs come later, but their bytes are known now
                 blocks = fit_blocks(layout, kv_bytes, max_num_seqs, length)
                 plan = options.plan(max_num_seqs, blocks_needed(length, size), blocks)
-                kv_bytes -= Predictor(self.config, layout, self.attention).upper_bound(plan)
+                kv_bytes -= Predictor(self.config, layout, self.attention).estimate(plan)
         num_blocks = fit_blocks(layout, kv_bytes, max_num_seqs, length)
         self.max_model_len = _fitting_length(layout, num_blocks, length, max_model_len)
         cache = KVCache(layout, num_blocks, self.device)

@@ -7,7 +7,6 @@ after Ctrl-C, which keeps the text so far.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import json
 import os
@@ -16,17 +15,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import NoReturn
 
-INTERRUPTED = 130
-USER_ERROR = 2
+from tinyengine.cli import INTERRUPTED, USER_ERROR, Parser, at_least, exit_code, one_line
+
 if __name__ == "__main__":  # what follows imports PyTorch, which takes seconds in which nothing can be lost
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
 
 from tqdm import tqdm
 
 from tinyengine.engine import Engine, StepOutput
-from tinyengine.errors import RequestError, TinyEngineError
+from tinyengine.errors import RequestError
 from tinyengine.loading import EMBEDDED_MODEL
 from tinyengine.model.config import DTYPES, PRESETS
 from tinyengine.request import Completion
@@ -38,18 +36,9 @@ GRAPHS_HELP = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse prints its usage before an error; one line that says what is wrong reads better."""
-
-    def error(self, message: str) -> NoReturn:
-        dash = "explicit argument" in message or "unrecognized" in message
-        hint = "; a prompt that begins with a dash goes after --" if dash else ""
-        raise RequestError(f"{message} (see --help{hint})")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The command line; its help is the manual."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m tinyengine.generate",
         description="Continue a prompt, or answer it with --chat. With several prompts, serve them as one batch.",
     )
@@ -94,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--dtype", default="auto", metavar=f"auto|{'|'.join(DTYPES)}", help="default: float32 on the CPU")
     add("--graphs", default="auto", metavar="off|on|RUNG", help=GRAPHS_HELP)
-    add("--max-graphs", type=int, metavar="N", help="keep at most N graphs (default: all that are needed)")
+    add("--max-graphs", type=at_least(1), metavar="N", help="keep at most N graphs (default: all that are needed)")
     add("--microbatches", type=int, choices=(1, 2), default=1, help="2: each graph as two halves on two streams")
     add("--chat", action="store_true", help="wrap each prompt as a user's turn in the model's chat template")
     add("--json", action="store_true", help="print one JSON object a line for each prompt")
@@ -180,7 +169,7 @@ class _Session:
             try:
                 row.request_id = self.engine.add_request(self._encoded(row.prompt), params)
             except RequestError as error:
-                row.error = _one_line(error)
+                row.error = one_line(error)
 
     def _encoded(self, prompt: str) -> str | list[int]:
         """The prompt as the engine takes it."""
@@ -278,37 +267,7 @@ def run(argv: Sequence[str] | None) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The program: `run`, with the user's mistakes told in one line each."""
-    if sys.stderr is None:  # closed by the caller: there is nobody to tell
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - lives as long as the process
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the story
-    try:
-        if sys.stdout is None:
-            raise RequestError("standard output is closed: there is nowhere to write the text")
-        return run(argv)
-    except TinyEngineError as error:
-        return _fail(_one_line(error))
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except OSError as error:
-        # Typically a closed pipe. Python would try to flush both streams once more at exit, and complain.
-        code = _fail(f"cannot write the output: {error.strerror}")
-        for descriptor in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-        return code
-
-
-def _fail(message: str) -> int:
-    """Tell a mistake in one line, if anybody listens; the exit code."""
-    with contextlib.suppress(OSError):
-        print(f"tinyengine: {message}", file=sys.stderr, flush=True)
-    return USER_ERROR
-
-
-def _one_line(error: Exception) -> str:
-    """An error's message; a file name or a chat template may have put a line break into it."""
-    return " ".join(str(error).split())
+    return exit_code(lambda: run(argv))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from tinyengine.errors import ConfigError, TinyEngineError
+from tinyengine.cli import Parser, at_least, exit_code
+from tinyengine.errors import ConfigError
 from tinyengine.graphs.arena import MIB
 from tinyengine.graphs.cuda import CudaBackend
 from tinyengine.graphs.meter import GraphMemory, Meter, Predictor
@@ -42,12 +43,11 @@ from tinyengine.kv.cache import KVCache, KVLayout
 from tinyengine.loading import ModelSource, pick_dtype
 from tinyengine.model.attention import Attention, FlashAttention, GatherAttention
 from tinyengine.model.checkpoint import random_params
-from tinyengine.model.config import PRESETS, ModelConfig
+from tinyengine.model.config import ModelConfig
 from tinyengine.model.inputs import DecodeInputs
 
 BLOCK_SIZE = 256  # the engine's default on CUDA
 GIB = 1 << 30
-USER_ERROR = 2
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,9 @@ def in_a_fresh_process(function: Callable[..., Any], *args: Any) -> Any:
 def ladder(args: argparse.Namespace) -> dict[str, Any]:
     """Print the table of rungs; the same as data."""
     setting = setting_of(args)
-    rungs = LADDER if args.rungs == "all" else tuple(find_rung(name) for name in args.rungs.split(","))
-    buckets = parse_buckets(args.buckets)
+    names = "all" if args.rungs is None else args.rungs
+    rungs = LADDER if names == "all" else tuple(find_rung(name) for name in names.split(","))
+    buckets = parse_buckets("sglang" if args.buckets is None else args.buckets)
     plans = [GraphPlan(cap_rung(rung, args.max_graphs), buckets, (setting.width,)) for rung in rungs]
     rows = table(setting, [(plan, lazy_order(plan)) for plan in plans], args.predict)
     return {**origin(args.predict), **description(args, setting, buckets), "order": LAZY_ORDER, "rungs": rows}
@@ -252,8 +253,10 @@ SGLANG_GB = (5.16, 2.89, 0.95)  # as published
 
 def sglang_8579(args: argparse.Namespace) -> dict[str, Any]:
     """The two drops of the pull requests, beside their closed forms and what was published."""
-    config = PRESETS["glm-4.5-air-vocab"]
-    setting = Setting(config, torch.bfloat16, args.context)
+    refuse_options(args, "model", "rungs", "buckets", "max_graphs")
+    args.model = "glm-4.5-air-vocab"
+    setting = setting_of(args)
+    config = setting.config
     buckets, width = BUCKETS["sglang"], SGLANG_TABLE_WIDTH
     plans = [GraphPlan(rung, buckets, (setting.width,), table_width=width) for rung in SGLANG_RUNGS]
     rows = table(setting, [(plan, plan.pairs) for plan in plans], args.predict)
@@ -275,7 +278,6 @@ def sglang_8579(args: argparse.Namespace) -> dict[str, Any]:
     )
     order = "largest first, down to the smallest"
     shared = {"table_width": width, "published_gb": SGLANG_GB, "order": order, "rungs": rows, "drops": drops}
-    args.model = "glm-4.5-air-vocab"
     return {**origin(args.predict), **description(args, setting, buckets), **shared}
 
 
@@ -290,12 +292,17 @@ def memory_of(row: dict[str, Any], name: str) -> int:
 
 def lightllm_964(args: argparse.Namespace) -> dict[str, Any]:
     """A cap of 16 graphs on 46 batch sizes: two ways to warm up and two kinds of pool, serving the same batches."""
+    refuse_options(args, "rungs", "buckets")
     setting, buckets = setting_of(args), BUCKETS["lightllm"]
-    cap, batches = args.max_graphs or 16, serving_trace(max(buckets), 300)
+    args.max_graphs = cap = args.max_graphs or 16
+    batches = serving_trace(max(buckets), 300)
     base = replace(find_rung("largest-first"), max_graphs=cap)
     predictor = Predictor(setting.config, setting.layout, setting.attention)
     rows = []
-    print("MiB  pool         warm-up   captures  again  evictions  after warm-up     peak  at the end  given back")
+    print(
+        "MiB  pool       warm-up              captures  again  evictions  after warm-up     peak  at the end"
+        "  given back"
+    )
     for pool in ("shared", "per graph"):
         for warmup in ("captures all", "captures what stays"):
             plan = GraphPlan(replace(base, shared_pool=pool == "shared"), buckets, (setting.width,))
@@ -314,7 +321,7 @@ def lightllm_line(row: dict[str, Any]) -> str:
     numbers = [row[name] / MIB for name in ("after_warmup_bytes", "peak_bytes", "end_bytes", "given_back_bytes")]
     counts = (row["stats"]["captures"], row["stats"]["recaptures"], row["stats"]["evictions"])
     return (
-        f"     {row['pool']:<10} {row['warmup']:<20} {counts[0]:>5.0f} {counts[1]:>6.0f} {counts[2]:>10.0f} "
+        f"     {row['pool']:<10} {row['warmup']:<20} {counts[0]:>8.0f} {counts[1]:>6.0f} {counts[2]:>10.0f} "
         f"{numbers[0]:>14,.0f} {numbers[1]:>8,.0f} {numbers[2]:>11,.0f} {numbers[3]:>11,.0f}"
     )
 
@@ -339,19 +346,22 @@ def serve(
     make_runner: Callable[..., GraphRunner], plan: GraphPlan, capture_all: bool, batches: list[int]
 ) -> dict[str, Any]:
     """Warm up, then ask for the graph of each batch; what was captured and evicted, and the pools' bytes."""
-    logging.getLogger("tinyengine").setLevel(logging.ERROR)  # the cap is too small on purpose
     changes: list[GraphChange] = []
     runner = make_runner(plan, changes.append)
-    if capture_all:
-        for each in runner.keys:
-            runner.find(each)
-    else:
-        runner.warmup()
-    after_warmup = runner.pool_bytes.reserved
-    for batch in batches:
-        key = runner.key_for(batch, max(plan.widths))
-        assert key is not None
-        runner.find(key)
+    logging.disable(logging.WARNING)  # the cap is too small on purpose
+    try:
+        if capture_all:
+            for each in runner.keys:
+                runner.find(each)
+        else:
+            runner.warmup()
+        after_warmup = runner.pool_bytes.reserved
+        for batch in batches:
+            key = runner.key_for(batch, max(plan.widths))
+            assert key is not None
+            runner.find(key)
+    finally:
+        logging.disable(logging.NOTSET)
     evictions = [change for change in changes if change.what == "evicted"]
     return {
         "after_warmup_bytes": after_warmup,
@@ -368,12 +378,20 @@ def serve(
 
 def setting_of(args: argparse.Namespace) -> Setting:
     """The model's shape and the context, or ConfigError."""
+    args.model = "qwen3-0.6b" if args.model is None else args.model
     config = ModelSource.find(args.model).config
-    if args.context > config.max_position:
-        raise ConfigError(f"context {args.context} is above the model's own {config.max_position}")
+    context = min(1024, config.max_position) if args.context is None else args.context
+    if context > config.max_position:
+        raise ConfigError(f"context {context} is above the model's own {config.max_position}")
     device = torch.device("cpu" if args.predict else "cuda")
-    name = config.dtype if args.predict else "auto"
-    return Setting(config, pick_dtype(name, device, config), args.context)
+    return Setting(config, pick_dtype(config.dtype if args.predict else "auto", device, config), context)
+
+
+def refuse_options(args: argparse.Namespace, *names: str) -> None:
+    """ConfigError if an option is given that this lesson has its own value for."""
+    for name in names:
+        if getattr(args, name) is not None:
+            raise ConfigError(f"{args.lesson} has a fixed --{name.replace('_', '-')}: leave it out")
 
 
 def parse_buckets(text: str) -> tuple[int, ...]:
@@ -381,7 +399,7 @@ def parse_buckets(text: str) -> tuple[int, ...]:
     if text in BUCKETS:
         return BUCKETS[text]
     words = text.split(",")
-    if not all(word.isascii() and word.isdigit() and 1 <= int(word) <= 65_535 for word in words):
+    if not all(word.isascii() and word.isdigit() and len(word) < 6 and 1 <= int(word) <= 65_535 for word in words):
         raise ConfigError(f"buckets must be {', '.join(BUCKETS)}, or batch sizes like 1,2,4,8; got {text!r}")
     return tuple(sorted({int(word) for word in words}))
 
@@ -394,7 +412,7 @@ def description(args: argparse.Namespace, setting: Setting, buckets: Sequence[in
         "dtype": str(setting.dtype).removeprefix("torch."),
         "block_size": BLOCK_SIZE,
         "attention": setting.attention.name,
-        "max_graphs": args.max_graphs,
+        "max_graphs": args.max_graphs or find_rung("lru").max_graphs,
         "buckets": list(buckets),
     }
 
@@ -423,39 +441,47 @@ def output_of(*command: str) -> str | None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line; its help is the manual."""
-    parser = argparse.ArgumentParser(prog="python -m tinyengine.memory", description=__doc__)
+    parser = Parser(prog="python -m tinyengine.memory", description=__doc__)
     add = parser.add_argument
     lessons = {"ladder": ladder, "sglang-8579": sglang_8579, "lightllm-964": lightllm_964}
     add("lesson", nargs="?", default="ladder", choices=lessons, help="what to show (default: the ladder)")
-    add("--model", default="qwen3-0.6b", metavar="DIR|PRESET", help="whose shape (default: %(default)s)")
-    add("--rungs", default="all", metavar="all|A,B", help="which rungs (default: all)")
-    add("--buckets", default="sglang", metavar=f"LIST|{'|'.join(BUCKETS)}", help="batch sizes (default: %(default)s)")
-    add("--context", type=int, default=1024, metavar="N", help="tokens of each sequence (default: %(default)s)")
-    add("--max-graphs", type=int, metavar="N", help="the cap of the rung lru (default: 16)")
+    add("--model", metavar="DIR|PRESET", help="whose shape (default: qwen3-0.6b)")
+    add("--rungs", metavar="all|A,B", help="which rungs (default: all)")
+    add("--buckets", metavar=f"LIST|{'|'.join(BUCKETS)}", help="batch sizes (default: sglang)")
+    add("--context", type=at_least(1), metavar="N", help="tokens of each sequence (default: 1024)")
+    add("--max-graphs", type=at_least(1), metavar="N", help="the cap of the rung lru (default: 16)")
     add("--predict", action="store_true", help="no GPU: the prediction alone (the default where there is none)")
     add("--json", metavar="FILE", help="write the figures there too")
     parser.set_defaults(lessons=lessons)
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The program; the exit code."""
+def run(argv: Sequence[str] | None) -> int:
+    """Parse, show, write; the exit code."""
     args = build_parser().parse_args(argv)
     args.predict = args.predict or not torch.cuda.is_available()
-    try:
-        for name in ("context", "max_graphs"):
-            if getattr(args, name) is not None and getattr(args, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be 1 or more; got {getattr(args, name)}")
-        figures = args.lessons[args.lesson](args)
-        if args.json:
-            Path(args.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    except TinyEngineError as error:
-        print(f"tinyengine: {error}", file=sys.stderr)
-        return USER_ERROR
-    except OSError as error:
-        print(f"tinyengine: cannot write {args.json!r}: {error.strerror}", file=sys.stderr)
-        return USER_ERROR
+    if args.json is not None:
+        check_writable(args.json)  # now, not after minutes
+    figures = args.lessons[args.lesson](args)
+    if args.json is not None:
+        Path(args.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def check_writable(path: str) -> None:
+    """ConfigError if no file can be written there."""
+    try:
+        existed = Path(path).exists()
+        open(path, "a", encoding="utf-8").close()
+        if not existed:
+            Path(path).unlink()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise ConfigError(f"cannot write {path!r}: {getattr(error, 'strerror', error)}") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program: `run`, with the user's mistakes told in one line each."""
+    return exit_code(lambda: run(argv))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
+from tinyengine.errors import CaptureError
 from tinyengine.graphs.arena import Arena, Event, PoolBytes
 from tinyengine.graphs.recorder import Home, Kernel, Recorder, recording
 
@@ -92,6 +93,8 @@ class HostBackend:
         self, fn: Callable[[], Result], home: Home, on_kernel: Callable[[Kernel], None], stream: int
     ) -> tuple[Result, list[Event]]:
         """Run fn under a recorder, to which fork and join now speak; what fn returned, and the allocator's events."""
+        if self._recorder:
+            raise CaptureError("a capture cannot begin within another one: end the first before")
         with recording(home, on_kernel, stream) as recorder:
             self._recorder = recorder
             try:

@@ -78,9 +78,12 @@ class Predictor:
         runner.warmup(None if pairs is None else [runner.key(*pair) for pair in pairs])
         return predicted(runner)
 
-    def upper_bound(self, plan: GraphPlan) -> int:
-        """The most bytes that a plan's graphs can take: what they share from the largest, the rest for each of them."""
-        if not plan.rung.graphs:
+    def estimate(self, plan: GraphPlan) -> int:
+        """About what a plan's graphs will take: the largest of each width by arithmetic, the driver's share for all.
+
+        An order in which graphs come lazily may add a few segments.
+        """
+        if not plan.rung.graphs or not plan.pairs:
             return 0
         memory = self.predict(plan, plan.largest_pairs)
         return memory.total + memory.driver * (plan.cap - memory.graphs) // memory.graphs

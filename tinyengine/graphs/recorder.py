@@ -30,8 +30,17 @@ aten = torch.ops.aten
 WHOLE = {aten.rms_norm.default, aten.scaled_dot_product_attention.default}
 ALLOCATES_ONLY = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default}
 READS_A_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-ALSO_REFUSED = {aten.equal.default, aten.lift_fresh.default}  # the second is torch.tensor(list): a copy from the host
-HOST_READS = {Tensor.tolist: "tolist", Tensor.numpy: "numpy", Tensor.cpu: "cpu"}  # which the dispatcher never sees
+# `lift_fresh` is torch.tensor(list), a copy from the host.
+ALSO_REFUSED = {aten.equal.default, aten.lift_fresh.default, aten._linalg_check_errors.default}
+HOST_READS = {  # ways to the host that the dispatcher never sees
+    Tensor.tolist: "tolist",
+    Tensor.numpy: "numpy",
+    Tensor.cpu: "cpu",
+    Tensor.__repr__: "__repr__",
+    Tensor.__dlpack__: "__dlpack__",
+}
+# What CUDA could capture and a recording by address cannot: a tensor that changes its memory, or reads it negated.
+NOT_RECORDED = {"aten::set_", "aten::resize_", "aten::resize_as_", "aten::_conj", "aten::_neg_view"}
 
 
 class Kernel(NamedTuple):
@@ -181,6 +190,8 @@ class Recorder(TorchDispatchMode):
             with self:
                 return op.decompose(*args, **kwargs)
         refuse(op, args)
+        if op._schema.name in NOT_RECORDED:
+            raise CaptureError(_message(str(op), "a recording keeps addresses: make a new tensor instead"))
         if traits.is_view:
             return op(*args, **kwargs)  # no kernel
         self._check_order((args, kwargs))
@@ -303,7 +314,8 @@ def _traits(op: Any) -> _Traits:
     returns = op._schema.returns
     return _Traits(
         is_composite=composite and op not in WHOLE,
-        is_view=bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns),
+        is_view=torch.Tag.inplace_view in op.tags
+        or (bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)),
         writes=tuple(
             (position, argument.name)
             for position, argument in enumerate(op._schema.arguments)

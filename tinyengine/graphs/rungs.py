@@ -123,9 +123,11 @@ class GraphPlan:
 
     @property
     def largest_pairs(self) -> list[tuple[int, int]]:
-        """Of each width the pair with the largest bucket: with `largest_first` the others fit into what these leave."""
+        """Of each width the pair with the largest bucket, if the others fit into what these leave; else all pairs."""
+        if not (self.rung.largest_first and self.rung.shared_pool and self.rung.logits != "own"):
+            return self.pairs
         largest = {width: bucket for bucket, width in sorted(self.pairs)}
-        return [pair for pair in self.pairs if largest[pair[1]] == pair[0]] if self.rung.largest_first else self.pairs
+        return [pair for pair in self.pairs if largest[pair[1]] == pair[0]]
 
     @property
     def cap(self) -> int:

@@ -389,6 +389,7 @@ class GraphRunner:
             )
         return captured
 
+    @torch.inference_mode()
     def _record(self, key: GraphKey) -> Captured:
         """Here the rung decides about inputs, stream and pool; about logits and order, see StaticBuffers and `find`."""
         with self._backend.statics():

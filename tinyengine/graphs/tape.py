@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tinyengine.errors import CaptureError
 from tinyengine.graphs.arena import Address, Arena, PoolBytes
 from tinyengine.graphs.backend import HostBackend, Result
 from tinyengine.graphs.recorder import Kernel, Live, sweep
@@ -81,6 +82,7 @@ class TapeGraph:
     def __init__(self, pool: TapePool) -> None:
         self.sections: list[dict[int, list[Kernel]]] = []
         self._pool = pool
+        self._is_reset = False
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -96,7 +98,9 @@ class TapeGraph:
 
     @torch.inference_mode()
     def replay(self) -> None:
-        """Run every kernel again, over what its addresses hold now."""
+        """Run every kernel again, over what its addresses hold now. CaptureError after a reset."""
+        if self._is_reset:
+            raise CaptureError("the graph was reset: capture it again")
         for kernel in self.kernels:
             result = kernel.op(*kernel.args, **kernel.kwargs)
             if kernel.outputs:
@@ -107,7 +111,8 @@ class TapeGraph:
     def reset(self) -> None:
         """Forget the kernels, and with them the hold on the pool's memory."""
         self.sections.clear()
-        self._pool.graphs -= 1
+        self._pool.graphs -= not self._is_reset
+        self._is_reset = True
 
     def __str__(self) -> str:
         return "\n".join(f"{i:4}  {self._line(kernel)}" for i, kernel in enumerate(self.kernels))
@@ -116,6 +121,8 @@ class TapeGraph:
         """`aten.mm(a, b) -> c`, each tensor as dtype[shape]@address; `host` marks one that is not the pool's."""
 
         def word(value: Any) -> str:
+            if isinstance(value, list | tuple):
+                return f"[{', '.join(map(word, value))}]"
             if not isinstance(value, Tensor):
                 return repr(value)
             address = self._pool.find(value)
