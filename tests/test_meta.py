@@ -309,20 +309,21 @@ def test_smallest_first_it_grows_again_and_again(qwen):
     assert len({change.after.reserved for change in changes}) > 20
 
 
-@pytest.mark.parametrize("max_graphs", [None, 2])
-@pytest.mark.parametrize("rung", ["capture", "largest-first", "direct-logits"])
-def test_an_estimate_is_what_the_graphs_take_in_whatever_order_they_come(larger, rung, max_graphs):
+@pytest.mark.parametrize("max_graphs", [None, 1, 2])
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("rung", ["capture", "shared-pool", "largest-first", "direct-logits"])
+def test_an_estimate_holds_in_whatever_order_graphs_come(larger, rung, microbatches, max_graphs):
     """The engine sizes its cache by it: what it leaves out, a capture does not find (vLLM #11251)."""
-    plan = plan_of(rung, buckets=(1, 2, 17, 64), widths=(4,), max_graphs=max_graphs)
+    options = dict(buckets=(1, 2, 17, 64), widths=(4,), microbatches=microbatches, max_graphs=max_graphs)
+    plan = plan_of(rung, **options)
     estimate, most = larger.estimate(plan), 0
-    for seed in range(3):
+    for seed in range(4):
         runner = larger.runner(plan)
         for key in random.Random(seed).sample(runner.keys, len(runner.keys)):
             runner.find(key)
-            # Streams and workspaces of graphs that were evicted stay, as do the segments that a shared pool has.
             most = max(most, predicted(runner).total)
-    if max_graphs is None or rung == "direct-logits":
-        assert abs(most - estimate) <= 2 * MIB + 0.1 * estimate, f"{most / MIB:.1f} MiB, not {estimate / MIB:.1f}"
+    room = 4 * MIB + 0.1 * estimate if microbatches == 2 or rung == "shared-pool" else 2 * MIB
+    assert most <= estimate + room, f"{most / MIB:.1f} MiB are above {estimate / MIB:.1f}"
 
 
 def test_an_estimate_is_no_multiple_of_one_graph(qwen):

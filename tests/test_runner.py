@@ -17,7 +17,7 @@ from tinyengine.graphs.arena import SMALL_SEGMENT, round_size
 from tinyengine.graphs.cuda import CudaBackend
 from tinyengine.graphs.meter import Predictor, predicted
 from tinyengine.graphs.recorder import branch_stream
-from tinyengine.graphs.rungs import LADDER, GraphPlan, find_rung
+from tinyengine.graphs.rungs import LADDER, GraphPlan, Rung, find_rung
 from tinyengine.graphs.runner import GraphKey, GraphRunner, pad
 from tinyengine.graphs.tape import TapeBackend, TapePool
 from tinyengine.kv.blocks import BlockAllocator, blocks_needed, pad_block_tables
@@ -1137,3 +1137,45 @@ def well_joined(backend, x):
 
 def test_outside_a_capture_branches_just_run():
     assert well_joined(TapeBackend(), torch.ones(4)).tolist() == [7] * 4
+
+
+# ---- three more of what went wrong for others ----
+
+
+def test_captures_on_streams_of_their_own_do_not_share_a_pool():
+    """lightning-thunder #1790: "sharing the pool has no effect". Free blocks serve the stream that made them."""
+    measures = dict(shared_pool=True, largest_first=True, shared_inputs=True, logits="shared")
+    reserved = {}
+    for one_stream in (False, True):
+        rung = Rung("mixed", "", "", one_stream=one_stream, **measures)
+        scene = Scene("tape", rung, buckets=(16, 32, 64), widths=(4,), config=LARGER)
+        scene.runner.warmup()
+        reserved[one_stream] = scene.changes[-1].after.reserved
+    assert reserved[False] > reserved[True]
+
+
+def test_graphs_that_are_dropped_and_captured_again_never_take_more_than_once():
+    """Captured again while the old ones live, they would take twice as much."""
+    scene = Scene("tape", buckets=(1, 8, 64), widths=(1, 4), config=LARGER)
+    for _ in range(3):
+        scene.runner.warmup()
+        assert scene.runner.pool_bytes.reserved == scene.changes[0].after.reserved
+        scene.runner.drop()
+        assert scene.runner.pool_bytes.reserved == 0
+    assert max(change.after.reserved for change in scene.changes) == scene.changes[0].after.reserved
+
+
+def test_serving_keeps_its_garbage_collector():
+    """vLLM #21146 and LightLLM #1382: a collection at each capture is slow, and one frozen for good never comes."""
+    assert gc.isenabled()
+    collections = []
+    gc.callbacks.append(lambda phase, info: collections.append(info) if info["generation"] == 2 else None)
+    try:
+        scene = Scene("tape")
+        gc.collect()
+        del collections[:]
+        scene.runner.warmup()
+    finally:
+        gc.callbacks.pop()
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+    assert len(collections) < len(scene.runner.keys), "not one full collection for each capture"

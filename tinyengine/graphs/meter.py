@@ -7,7 +7,7 @@ the driver keeps something for every graph that no allocator knows of. The parts
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,7 +15,7 @@ from tinyengine.graphs.arena import Arena, PoolBytes
 from tinyengine.graphs.cuda import CudaBackend
 from tinyengine.graphs.meta import MetaBackend, MetaGraph
 from tinyengine.graphs.rungs import GraphPlan
-from tinyengine.graphs.runner import GraphChange, GraphRunner
+from tinyengine.graphs.runner import STREAMS, GraphChange, GraphRunner
 from tinyengine.kv.cache import KVCache, KVLayout
 from tinyengine.model.attention import Attention
 from tinyengine.model.checkpoint import random_params
@@ -79,14 +79,21 @@ class Predictor:
         return predicted(runner)
 
     def estimate(self, plan: GraphPlan) -> int:
-        """About what a plan's graphs will take: the largest of each width by arithmetic, the driver's share for all.
+        """About what a plan's graphs will take at most, whichever of them come and go.
 
-        An order in which graphs come lazily may add a few segments.
+        Where the others fit into what the largest leave, those; with pools of their own, as many of the largest as
+        are held, and one more, since the new one comes before the old one goes. The smallest has a workspace of its
+        own kind. Graphs of several widths that come lazily may add a few segments in some orders.
         """
         if not plan.rung.graphs or not plan.pairs:
             return 0
-        memory = self.predict(plan, plan.largest_pairs)
-        return memory.total + memory.driver * (plan.cap - memory.graphs) // memory.graphs
+        pairs = sorted(plan.largest_pairs, reverse=True)
+        if not plan.rung.shared_pool:
+            pairs = pairs[: plan.cap + 1]
+        pairs = list(dict.fromkeys([*pairs, min(plan.pairs)]))
+        memory = self.predict(replace(plan, max_graphs=len(pairs)), pairs)
+        streams = 0 if plan.rung.one_stream else min(STREAMS, len(plan.pairs)) - min(STREAMS, memory.graphs)
+        return memory.total + streams * WORKSPACE + memory.driver * max(0, plan.cap - memory.graphs) // memory.graphs
 
 
 class Meter:

@@ -170,7 +170,8 @@ class GraphOptions:
     def plan(self, max_batch: int, max_width: int, num_blocks: int) -> GraphPlan:
         """For an engine with so many sequences, block-table columns and blocks: vLLM's batch sizes, doubling widths.
 
-        A cache of `num_blocks` holds no batch of more blocks than that; rounding up both sides may double it.
+        A graph's rows times its width stay within twice the cache, so that its intermediates do: rounding up both may
+        double a batch that fills the cache. A batch that is more ragged than that runs eagerly.
         """
         buckets, widths = clamp_buckets(BUCKETS["vllm"], max_batch), width_buckets(max_width)
         most = 2 * num_blocks
