@@ -1,8 +1,7 @@
 """Captures as arithmetic: a pool is an arena, a graph is what a capture leaves live in it, and nothing can be replayed.
 
 With the model on meta tensors the runner then takes exactly the bytes that it would take on a CUDA device, and needs
-neither the device nor the memory. Tracing 28 layers takes half a second, so captures that look alike to the
-allocator are traced once.
+neither the device nor the memory. Captures that look alike to the allocator are traced once.
 """
 
 from __future__ import annotations

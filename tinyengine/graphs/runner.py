@@ -29,6 +29,7 @@ from tinyengine.model.inputs import DecodeInputs
 from tinyengine.model.transformer import Params, float_logits, forward, lm_head
 
 log = logging.getLogger(__name__)
+EAGERLY = "such steps run eagerly"
 STREAMS = 32  # PyTorch has so many of each priority, and hands them out in turn
 
 
@@ -221,7 +222,9 @@ class GraphRunner:
         self._backend = backend
         self._microbatches = plan.microbatches
         self._on_change = on_change
-        self._widths = {bucket: [w for b, w in plan.pairs if b == bucket] for bucket, _ in plan.pairs}
+        self._widths: dict[int, list[int]] = {}
+        for bucket, width in plan.pairs:
+            self._widths.setdefault(bucket, []).append(width)
         self.keys = tuple(self.key(bucket, width) for bucket, width in plan.pairs) if plan.rung.graphs else ()
         self.graphs: GraphCache[GraphKey, Captured] = GraphCache(plan.cap)
         with backend.statics():
@@ -268,12 +271,13 @@ class GraphRunner:
         """The key of the smallest graph that holds a batch; None, and one warning for each reason, if none does."""
         bucket = choose_bucket(batch, self._widths)
         if bucket is None:
-            self._warn("batch", f"a batch of {batch} is above the largest bucket, {max(self._widths, default=0)}")
+            largest = max(self._widths, default=0)
+            self._warn("batch", f"a batch of {batch} is above the largest bucket, {largest}: {EAGERLY}")
             return None
         columns = choose_bucket(width, self._widths[bucket])
         if columns is None:
             tokens = max(self._widths[bucket]) * self.cache.block_size
-            self._warn("width", f"a batch of {batch} has a context beyond the {tokens} tokens of its graphs")
+            self._warn("width", f"a batch of {batch} has a context beyond the {tokens} tokens of its graphs: {EAGERLY}")
             return None
         return self.key(bucket, columns)
 
@@ -281,11 +285,11 @@ class GraphRunner:
         """The key of a bucket and a width."""
         return GraphKey(bucket, width, self._attention.name, min(self._microbatches, bucket))
 
-    def _warn(self, kind: str, reason: str) -> None:
-        """Say once for each kind that a step runs without a graph."""
+    def _warn(self, kind: str, message: str) -> None:
+        """Say it once for each kind."""
         if kind not in self._warned:
             self._warned.add(kind)
-            log.warning("%s: such steps run eagerly", reason)
+            log.warning(message)
 
     def _check_addresses(self) -> None:
         """Graphs hold addresses: where the first one was captured to find weights and cache, there they must be."""
@@ -372,7 +376,7 @@ class GraphRunner:
         except Exception as error:
             self._failed.add(key)
             self._backend.release_memory()
-            self._warn("capture", f"the capture of graph {tuple(key)} failed ({error})")
+            self._warn("capture", f"the capture of graph {tuple(key)} failed ({error}): {EAGERLY}")
             return None
         gone = self.graphs.put(key, captured)
         seconds = time.perf_counter() - started
@@ -380,12 +384,12 @@ class GraphRunner:
         self._tell(GraphChange("captured", key, before, self.pool_bytes, seconds))
         for old_key, old in gone:
             self._evict(old_key, old)
-        if self.graphs.stats.recaptures and "cap" not in self._warned:
-            self._warned.add("cap")
-            log.warning(
-                "%d different graphs are in use and max_graphs is %d: graphs are captured again and again; "
-                "max_graphs=%d would hold them so far",
-                *(self.graphs.working_set, self.graphs.max_graphs, self.graphs.working_set),
+        if self.graphs.stats.recaptures:
+            used, cap = self.graphs.working_set, self.graphs.max_graphs
+            self._warn(
+                "cap",
+                f"{used} different graphs are in use and max_graphs is {cap}: graphs are captured again and again; "
+                f"max_graphs={used} would hold them so far",
             )
         return captured
 
@@ -396,7 +400,7 @@ class GraphRunner:
             inputs, own = self._buffers.inputs(key)
         inputs.copy_(DecodeInputs.allocate(key.bucket, key.width, "cpu"))  # padding: no block of anybody is touched
         step = DecodeStep(
-            *(self.params, self.cache, self._attention, inputs, self._buffers, self._backend, key.microbatches)
+            self.params, self.cache, self._attention, inputs, self._buffers, self._backend, key.microbatches
         )
         number = 0 if self.rung.one_stream else self.graphs.stats.captures % STREAMS
         stream = self._backend.stream(number)
