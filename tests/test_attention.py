@@ -144,8 +144,11 @@ def flash_stand_in():
 
 
 @pytest.mark.parametrize("lens, chunks", [(LENS, CHUNKS), ((1, 5, 8), (1, 2, 8))], ids=["several blocks", "one block"])
+@pytest.mark.parametrize("few", [0, 2048], ids=["by block", "gathered"])
 @pytest.mark.parametrize("shape", GROUPS, ids=str)
-def test_flash_by_block_merges_to_the_whole(shape, lens, chunks):
+def test_flash_is_attention_written_out(monkeypatch, shape, few, lens, chunks):
+    """Merged from blocks, with kv heads folded by 4, 2, 2 and 1, or split by the kernel over a copy."""
+    monkeypatch.setattr(attention_module, "FEW_TOKENS", few)
     scene = Scene(config_of(*shape), 8, lens)
     with flash_stand_in():
         checks = [scene.decode(FlashAttention(scene.config))]
@@ -181,15 +184,15 @@ def test_a_flash_path_that_is_wrong_is_found_at_start(monkeypatch):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert choose("auto").name == "flash"
-        original = attention_module._flash
-        monkeypatch.setattr(attention_module, "_flash", lambda *a, **k: [x * 1.1 for x in original(*a, **k)])
+        original = FlashAttention._flash
+        monkeypatch.setattr(FlashAttention, "_flash", lambda *a, **k: [x * 1.1 for x in original(*a, **k)])
         with pytest.warns(UserWarning, match="relative error") as caught:
             assert choose("auto").name == "gather"
         assert len(caught) == 1
-        monkeypatch.setattr(attention_module, "_flash", lambda *a, **k: [x * float("nan") for x in original(*a, **k)])
+        monkeypatch.setattr(FlashAttention, "_flash", lambda *a, **k: [x * float("nan") for x in original(*a, **k)])
         with pytest.warns(UserWarning, match="relative error nan"):
             assert choose("auto").name == "gather"
-        monkeypatch.setattr(attention_module, "_flash", lambda *a, **k: [x * 1.1 for x in original(*a, **k)])
+        monkeypatch.setattr(FlashAttention, "_flash", lambda *a, **k: [x * 1.1 for x in original(*a, **k)])
         with pytest.raises(ConfigError, match="failed its check"):
             choose("flash")
     with pytest.warns(UserWarning, match="_flash_attention_forward"):  # no kernel at all

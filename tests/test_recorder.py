@@ -151,15 +151,15 @@ def device_events(step):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("preset", ["qwen3-0.6b", "llama-3.2-1b"])
-@pytest.mark.parametrize("batch", [1, 64, 256])
-def test_the_prediction_is_the_devices_own_trace_event_for_event(preset, batch):
+@pytest.mark.parametrize("batch, width", [(1, 4), (1, 8), (2, 4), (8, 1), (8, 4), (64, 4), (256, 1), (256, 4)])
+def test_the_prediction_is_the_devices_own_trace_event_for_event(preset, batch, width):
     config = PRESETS[preset]
-    predicted = trace(decode_step(config, "meta", batch, 4))
-    measured = device_events(decode_step(config, "cuda", batch, 4))
+    predicted = trace(decode_step(config, "meta", batch, width))
+    measured = device_events(decode_step(config, "cuda", batch, width))
     begin = [e for e in measured[:2] if e.nbytes == 8]  # capture_begin's own: the random generator's seed and offset
     held = {e.id for e in begin}
     measured = [e for e in measured if e.id not in held]
-    assert len(begin) == 2 and len(predicted) > 500
+    assert len(begin) == 2 and len(predicted) > 400
     assert numbered(predicted) == numbered(measured)
 
 

@@ -44,7 +44,7 @@ def fastest(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[
 def matrix_products(params: Params, batch: int) -> Callable[[], object]:
     """One decode step's matrix products and nothing else: no implementation on these weights can be faster."""
     matrices = [m for layer in params.layers for m in (layer.qkv, layer.o_proj, layer.gate_up, layer.down)]
-    pairs = [(torch.randn(batch, m.shape[1], dtype=m.dtype), m.t()) for m in [*matrices, params.lm_head]]
+    pairs = [(torch.randn(batch, len(m), dtype=m.dtype), m) for m in [*matrices, params.lm_head.t()]]
 
     def run() -> Tensor:
         for x, matrix in pairs:

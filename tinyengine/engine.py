@@ -364,6 +364,7 @@ class Engine:
         kv_row = 2 * config.num_kv_heads * config.head_dim
         # x, its norm, what attention adds and what the MLP adds; Q, Q rotated and what was attended; gate, up, product
         row = 4 * config.hidden_size + 3 * config.num_heads * config.head_dim + kv_row + 3 * config.intermediate_size
+        row += config.head_dim**2  # the rotation
         layer = max_tokens * row + (max_tokens + max_len) * kv_row  # and K and V gathered for the flash kernel
         # Logits, scaled, sorted, their int64 order (two), probabilities, their sums, and one to spare.
         return layer * self.dtype.itemsize + 8 * max_seqs * config.vocab_size * 4

@@ -24,7 +24,7 @@ from tinyengine.model.config import ModelConfig
 # Measured on an NVIDIA H200 with torch 2.11 and driver 580, on the preset qwen3-0.6b.
 WORKSPACE = 32 << 20  # of cuBLAS, for each stream that multiplies matrices (CUBLAS_WORKSPACE_CONFIG)
 ROW_WORKSPACE = 1 << 20  # of cuBLASLt besides, if one row is multiplied there: a residual of one row looks like a bias
-DRIVER_PER_KERNEL = 3_950  # for each kernel of an executable graph: 83 MiB for 35 graphs of 630 kernels
+DRIVER_PER_KERNEL = 3_045  # for each kernel of an executable graph: 55 MiB for 35 graphs of 541 kernels
 
 
 @dataclass(frozen=True)

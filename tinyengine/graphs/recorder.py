@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import traceback
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tinyengine.errors import CaptureError
+from tinyengine.graphs.allocations import Free, allocations
 from tinyengine.graphs.arena import Event
 
 aten = torch.ops.aten
@@ -203,12 +203,7 @@ class Recorder(TorchDispatchMode):
         shapes = self._shapes(op, args, kwargs)
         if shapes is None:
             return op(*args, **kwargs)  # a view whose schema does not say so, as `_unsafe_view`
-        scratch = _scratch_bytes(op, args)
-        before = [self._allocate(n) for n in scratch.before]
-        outputs = tree_map_only(Tensor, self._place, shapes)
-        after = [self._allocate(n) for n in scratch.after]
-        for allocation in before + after:
-            self._free(allocation)
+        outputs = self._outputs(op, args, shapes)
         if op not in ALLOCATES_ONLY:
             made = tuple(t for t in tree_leaves(outputs) if isinstance(t, Tensor))
             self._on_kernel(Kernel(op, args, kwargs, made, self._stream, self._section))
@@ -223,6 +218,22 @@ class Recorder(TorchDispatchMode):
             is_view = bool(_storages(shapes) & _storages((meta_args, meta_kwargs)))
             self._cases[case] = None if is_view else shapes
         return tree_map_only(Tensor, _meta_like, self._cases[case])
+
+    def _outputs(self, op: Any, args: tuple[Any, ...], shapes: Any) -> Any:
+        """The outputs of a kernel, each with somewhere to live; what else it allocates comes and goes."""
+        placed: dict[int, Tensor] = {}
+        scratch: dict[int, int] = {}
+        steps = allocations(op, args, [t for t in tree_leaves(shapes) if isinstance(t, Tensor)])
+        for number, step in enumerate(steps):
+            if isinstance(step, Tensor):
+                placed[id(step)] = self._place(step)
+            elif isinstance(step, Free):
+                self._free(scratch.pop(step.step))
+            else:
+                scratch[number] = self._allocate(step)
+        for allocation in scratch.values():
+            self._free(allocation)
+        return tree_map_only(Tensor, lambda like: placed[id(like)], shapes)
 
     def _place(self, like: Tensor) -> Tensor:
         """An output, somewhere to live."""
@@ -250,28 +261,6 @@ def trace(fn: Callable[[], object]) -> list[Event]:
     with recording(MetaHome(), lambda kernel: None) as recorder:
         fn()
     return recorder.events
-
-
-class _Scratch(NamedTuple):
-    """Bytes that a CUDA kernel allocates beside its outputs and frees at once, before and after them."""
-
-    before: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
-
-
-def _scratch_bytes(op: Any, args: tuple[Any, ...]) -> _Scratch:
-    """`rms_norm` and `roll` copy an input that is not contiguous; `rms_norm` also keeps a float32 for each row.
-
-    SDPA has its random seed and offset, and in half precision (cuDNN) the plan's workspace.
-    """
-    if op is aten.scaled_dot_product_attention.default:
-        return _Scratch((8, 8), (256,) if args[0].element_size() == 2 else ())
-    if op not in (aten.rms_norm.default, aten.roll.default):
-        return _Scratch()
-    x = args[0]
-    copy = () if x.is_contiguous() else (x.numel() * x.element_size(),)
-    rows = (x.numel() // math.prod(args[1]) * 4,) if op is aten.rms_norm.default else ()
-    return _Scratch(copy, rows)
 
 
 def _meta_like(tensor: Tensor) -> Tensor:

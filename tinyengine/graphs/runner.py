@@ -58,6 +58,12 @@ def pad(inputs: DecodeInputs, bucket: int, width: int) -> DecodeInputs:
     )
 
 
+def microbatches(bucket: int, count: int) -> list[range]:
+    """The rows of each of `count` microbatches, as equal as can be."""
+    size = -(-bucket // count)
+    return [range(start, min(start + size, bucket)) for start in range(0, bucket, size)]
+
+
 class StaticBuffers:
     """Where graphs read their inputs and leave their logits: addresses that never change."""
 
@@ -120,19 +126,13 @@ class DecodeStep:
         shapes = tuple((t.shape, t.stride()) for t in self.inputs.tensors)
         return self.attention.name, self.microbatches, self.buffers.ending, shapes
 
-    @property
-    def parts(self) -> list[range]:
-        """The rows of each microbatch."""
-        bucket = len(self.inputs.input_ids)
-        size = -(-bucket // self.microbatches)
-        return [range(start, min(start + size, bucket)) for start in range(0, bucket, size)]
-
     def __call__(self) -> Tensor:
         """Logits `[bucket, vocab]`, float32."""
-        if self.microbatches == 1:
-            return self._logits(*self.parts)
+        parts = microbatches(len(self.inputs.input_ids), self.microbatches)
+        if len(parts) == 1:
+            return self._logits(*parts)
         logits = []
-        for branch, rows in zip(self.backend.fork(len(self.parts)), self.parts, strict=True):
+        for branch, rows in zip(self.backend.fork(len(parts)), parts, strict=True):
             with branch:
                 logits.append(self._logits(rows))
         self.backend.join()
@@ -255,14 +255,17 @@ class GraphRunner:
 
     @torch.inference_mode()
     def eager(self, inputs: DecodeInputs, key: GraphKey | None = None) -> Tensor:
-        """The same step without a graph; with a key, the padded rows and the LM head that this key's graph would run.
+        """The same step without a graph; with a key, the padded rows, the parts and the LM head of this key's graph.
 
         Half-precision logits of the rungs before `direct-logits` are rounded, as in the engines that they follow.
         """
         n = len(inputs.input_ids)
         if key is not None:
             inputs = pad(inputs, key.bucket, key.width)
-        hidden = forward(self.params, inputs.to(self.params.device), self._attention, self.cache)
+        inputs = inputs.to(self.params.device)
+        parts = microbatches(len(inputs.input_ids), key.microbatches if key else 1)
+        rows = [inputs.rows(part.start, part.stop) for part in parts]
+        hidden = torch.cat([forward(self.params, part, self._attention, self.cache) for part in rows])
         if key is None or self._buffers.ending == "direct":
             return float_logits(self.params, hidden)[:n]
         return lm_head(self.params, hidden)[:n].float()
@@ -304,7 +307,7 @@ class GraphRunner:
     def _read_addresses(self) -> list[int]:
         """Where every weight and the cache is."""
         p = self.params
-        tensors = [p.embed, p.final_norm, p.lm_head, p.rope_cos, p.rope_sin, self.cache.data, *self.cache.layers]
+        tensors = [p.embed, p.final_norm, p.lm_head, p.rope, self.cache.data, *self.cache.layers]
         for layer in p.layers:
             tensors += [tensor for tensor in vars(layer).values() if tensor is not None]
         return [tensor.data_ptr() for tensor in tensors]
@@ -410,7 +413,7 @@ class GraphRunner:
         self._backend.warm_up(step, stream if self.rung.one_stream else None)
         fn = self._with_room(step, key) if first and self.rung.largest_first and key.microbatches == 1 else step
         graph, logits = self._backend.capture(fn, self._pool, stream)
-        for i, rows in enumerate(step.parts):
+        for i, rows in enumerate(microbatches(key.bucket, key.microbatches)):
             used = number if key.microbatches == 1 else branch_stream(i)
             self.streams[used] = min(len(rows), self.streams.get(used, len(rows)))
         return Captured(graph, inputs, own, logits, self._pool)

@@ -26,6 +26,8 @@ from tinyengine.tolerance import TOLERANCE, relative_error
 
 # The flash kernel's grid has one row a sequence, and CUDA allows 65,535 there.
 MAX_FLASH_SEQUENCES = 65_535
+MAX_HEAD_DIM = 256  # of the flash kernel
+FEW_TOKENS = 2_048  # a copy of so many tokens costs less time than merging blocks does
 
 
 class Attention(Protocol):
@@ -125,13 +127,25 @@ class GatherAttention:
 
 
 @dataclass(frozen=True)
-class FlashDecodePlan:
-    """Every block of every sequence as one short sequence of the flash kernel; all int32 but `empty`."""
+class FlashBlocksPlan:
+    """Every block of every sequence as one short sequence of the flash kernel, several kv heads folded into one."""
 
-    cu_q: Tensor  # [n * width + 1]: the GQA group of a sequence's head is its query rows, once for each block
-    cu_k: Tensor  # [n * width + 1]: the first slot of each block, in any order
-    used: Tensor  # [n * width]: how many slots of the block count
-    empty: Tensor  # bool [1, n, width, 1]: blocks with none
+    queries: Tensor  # [n, width, fold, group, kv_heads / fold, fold, head_dim], zeros where the two folds differ
+    cu_q: Tensor  # int32 [n * width + 1]: where each block's query rows begin
+    cu_k: Tensor  # int32 [n * width + 1]: the first slot of each block, in any order
+    used: Tensor  # int32 [n * width]: how many slots of the block count
+    empty: Tensor  # bool [1, n, width, 1, 1]: blocks with none
+
+
+@dataclass(frozen=True)
+class FlashGatheredPlan:
+    """A small batch: its blocks are copied, and the kernel splits each sequence by itself."""
+
+    blocks: Tensor  # int64 [n * width], the block table laid flat
+    cu_q: Tensor  # int32 [n + 1]
+    cu_k: Tensor  # int32 [n + 1]
+    used: Tensor  # int32 [n]
+    max_k: int
 
 
 @dataclass(frozen=True)
@@ -146,12 +160,21 @@ class FlashPrefillPlan:
 
 
 class FlashAttention:
-    """PyTorch's flash kernel over the blocks where they lie. `reason_against` says whether it can run."""
+    """PyTorch's flash kernel over the blocks where they lie. `reason_against` says whether it can run.
+
+    The kernel computes a tile of 64 or more query rows, and one token of one sequence fills only as many as query
+    heads share a kv head. So kv heads are folded: several become one of up to 256 dimensions, which in the cache is a
+    view, and each query is zero in the dimensions that are not its own head's. The bytes read are the same, the tiles
+    are smaller and fewer. Measured on an H200, 256 sequences of 1,024 tokens, heads 16/8 of 128 dimensions: 0.29 ms
+    instead of 0.49, where the bytes alone take 0.26.
+    """
 
     name = "flash"
 
     def __init__(self, config: ModelConfig) -> None:
         self._group = config.num_heads // config.num_kv_heads
+        self._kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
+        self._fold = max(f for f in (1, 2, 4) if config.num_kv_heads % f == 0 and f * config.head_dim <= MAX_HEAD_DIM)
         self._gather = GatherAttention()
 
     @staticmethod
@@ -163,8 +186,8 @@ class FlashAttention:
             return "the flash kernel needs compute capability 8.0 or more"
         if dtype not in (torch.float16, torch.bfloat16):
             return f"the flash kernel takes float16 and bfloat16, not {dtype}"
-        if config.head_dim % 8 or config.head_dim > 256:
-            return f"head_dim {config.head_dim} is not a multiple of 8 up to 256"
+        if config.head_dim % 8 or config.head_dim > MAX_HEAD_DIM:
+            return f"head_dim {config.head_dim} is not a multiple of 8 up to {MAX_HEAD_DIM}"
         return None
 
     def plan(self, inputs: DecodeInputs | PrefillInputs, cache: KVCache) -> Any:
@@ -174,35 +197,64 @@ class FlashAttention:
         n, width = inputs.block_table.shape
         if n * width > MAX_FLASH_SEQUENCES:
             return self._gather.plan(inputs, cache)
-        size, device = cache.block_size, inputs.block_table.device
+        if self._group > 1 and n * width * cache.block_size <= FEW_TOKENS:
+            return self._plan_gathered(inputs, cache)
+        return self._plan_blocks(inputs, cache)
+
+    def _plan_blocks(self, inputs: DecodeInputs, cache: KVCache) -> FlashBlocksPlan:
+        n, width = inputs.block_table.shape
+        size, device, fold = cache.block_size, inputs.block_table.device, self._fold
+        queries = (n, width, fold, self._group, self._kv_heads // fold, fold, self._head_dim)
+        rows = fold * self._group
         starts = (inputs.block_table * size).flatten()
         first = torch.arange(0, width * size, size, device=device, dtype=torch.int32)
         used = (inputs.context_lens.unsqueeze(1) - first).clamp(0, size)
-        return FlashDecodePlan(
-            cu_q=torch.arange(0, (n * width + 1) * self._group, self._group, device=device, dtype=torch.int32),
+        return FlashBlocksPlan(
+            queries=torch.zeros(queries, dtype=cache.data.dtype, device=device),
+            cu_q=torch.arange(0, (n * width + 1) * rows, rows, device=device, dtype=torch.int32),
             cu_k=torch.cat([starts, starts[-1:] + size]),
             used=used.flatten(),
-            empty=(used == 0)[None, :, :, None],
+            empty=(used == 0)[None, :, :, None, None],
         )
 
-    def decode(self, q: Tensor, layer_cache: Tensor, plan: FlashDecodePlan | GatherDecodePlan) -> Tensor:
-        """Partial attention over each block, then the average weighted by each block's share of the softmax."""
+    def _plan_gathered(self, inputs: DecodeInputs, cache: KVCache) -> FlashGatheredPlan:
+        n, width = inputs.block_table.shape
+        device, max_k = inputs.block_table.device, width * cache.block_size
+        return FlashGatheredPlan(
+            blocks=inputs.block_table.flatten().long(),
+            cu_q=torch.arange(n + 1, device=device, dtype=torch.int32),
+            cu_k=torch.arange(0, (n + 1) * max_k, max_k, device=device, dtype=torch.int32),
+            used=inputs.context_lens,
+            max_k=max_k,
+        )
+
+    def decode(
+        self, q: Tensor, layer_cache: Tensor, plan: FlashBlocksPlan | FlashGatheredPlan | GatherDecodePlan
+    ) -> Tensor:
+        """See `Attention.decode`."""
         if isinstance(plan, GatherDecodePlan):
             return self._gather.decode(q, layer_cache, plan)
-        n, heads, dim = q.shape
-        block_size, _, kv_heads, _ = layer_cache.shape[1:]
-        _, _, width, _ = plan.empty.shape
-        k, v = layer_cache.flatten(0, 1).unbind(1)
-        rows = q.view(n, 1, kv_heads, self._group, dim).transpose(2, 3)  # [n, 1, group, kv_heads, dim]
-        rows = rows.expand(n, width, self._group, kv_heads, dim).reshape(-1, kv_heads, dim)
-        out, lse = _flash(rows, k, v, plan.cu_q, plan.cu_k, self._group, block_size, used=plan.used)
-        if width == 1:
-            return out.view(n, self._group, kv_heads, dim).transpose(1, 2).reshape(n, heads, dim)
+        if isinstance(plan, FlashBlocksPlan):
+            return self._decode_blocks(q, layer_cache, plan)
+        k, v = layer_cache[plan.blocks].flatten(0, 1).unbind(1)
+        return self._flash(q, k, v, plan.cu_q, plan.cu_k, 1, plan.max_k, used=plan.used)[0]
+
+    def _decode_blocks(self, q: Tensor, layer_cache: Tensor, plan: FlashBlocksPlan) -> Tensor:
+        """Partial attention over each block, then the average weighted by each block's share of the softmax."""
+        n, width, fold, group, folded_heads, _, dim = plan.queries.shape
+        own = q.view(n, 1, folded_heads, fold, group, dim).permute(0, 1, 4, 2, 5, 3)  # [n, 1, group, heads, dim, fold]
+        plan.queries.diagonal(0, 2, 5).copy_(own)
+        rows = plan.queries.view(-1, folded_heads, fold * dim)
+        k, v = layer_cache.view(-1, 2, folded_heads, fold * dim).unbind(1)
+        block_size = layer_cache.shape[1]
+        out, lse = self._flash(rows, k, v, plan.cu_q, plan.cu_k, fold * group, block_size, used=plan.used)
+        parts = out.view(plan.queries.shape).diagonal(0, 2, 5)  # [n, width, group, heads, dim, fold]
         # An empty block's output is 0, but its log-sum-exp is not -inf: say so before it weighs anything.
-        share = lse.view(kv_heads, n, width, self._group).masked_fill(plan.empty, float("-inf")).softmax(2)
-        share = share.permute(1, 2, 3, 0).unsqueeze(-1)
-        merged = (out.view(n, width, self._group, kv_heads, dim) * share).sum(1)
-        return merged.transpose(1, 2).to(q.dtype).reshape(n, heads, dim)
+        share = lse.view(folded_heads, n, width, fold, group).masked_fill_(plan.empty, float("-inf")).softmax(2)
+        parts.mul_(share.permute(1, 2, 4, 0, 3).unsqueeze(-2))
+        merged = torch.empty(n, folded_heads, fold, group, dim, dtype=q.dtype, device=q.device)
+        torch.sum(parts, 1, out=merged.permute(0, 3, 1, 4, 2))
+        return merged.view(n, -1, dim)
 
     def _plan_prefill(self, inputs: PrefillInputs, cache: KVCache) -> FlashPrefillPlan:
         """Where each context's slots are. Host arithmetic is allowed here: prefill is never captured."""
@@ -218,29 +270,29 @@ class FlashAttention:
     def prefill(self, q: Tensor, layer_cache: Tensor, plan: FlashPrefillPlan) -> Tensor:
         """One ragged call over all sequences, causal from the last key back, K and V gathered into one row each."""
         k, v = layer_cache.flatten(0, 1).index_select(0, plan.slots).unbind(1)
-        return _flash(q, k, v, plan.cu_q, plan.cu_k, plan.max_q, plan.max_k, causal=True)[0]
+        return self._flash(q, k, v, plan.cu_q, plan.cu_k, plan.max_q, plan.max_k, causal=True)[0]
 
+    def _flash(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_q: Tensor,
+        cu_k: Tensor,
+        max_q: int,
+        max_k: int,
+        causal: bool = False,
+        used: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The built-in kernel on ragged sequences: output like q, and the log-sum-exp `[heads, rows of q]`.
 
-def _flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    max_q: int,
-    max_k: int,
-    causal: bool = False,
-    used: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The built-in kernel on ragged sequences: output like q, and the log-sum-exp `[heads, rows of q]`.
-
-    With `used` given, `cu_k[i]` is only where sequence i's keys start and `used[i]` how many there are, so the
-    sequences need not touch nor be in order (torch: `seqused_k`).
-    """
-    out, lse, *_ = torch.ops.aten._flash_attention_forward(
-        q, k, v, cu_q, cu_k, max_q, max_k, 0.0, causal, False, scale=q.shape[-1] ** -0.5, seqused_k=used
-    )
-    return out, lse
+        With `used` given, `cu_k[i]` is only where sequence i's keys start and `used[i]` how many there are, so the
+        sequences need not touch nor be in order (torch: `seqused_k`).
+        """
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            q, k, v, cu_q, cu_k, max_q, max_k, 0.0, causal, False, scale=self._head_dim**-0.5, seqused_k=used
+        )
+        return out, lse
 
 
 def choose_attention(
@@ -288,18 +340,20 @@ def _flash_failure(config: ModelConfig, block_size: int, device: torch.device, d
 def _check_batches(
     config: ModelConfig, block_size: int, device: torch.device, dtype: torch.dtype
 ) -> list[tuple[DecodeInputs | PrefillInputs, KVCache, Tensor]]:
-    """A decode batch and a prefill batch of three sequences over shuffled blocks of random K and V."""
+    """Three sequences over shuffled blocks of random K and V: a decode step, a wider one, and a prefill step."""
     lens, width = (1, block_size + 3, 2 * block_size), 2
     layout = KVLayout(1, config.num_kv_heads, config.head_dim, block_size, dtype)
     cache = KVCache(layout, len(lens) * width + 1, device)
     generator = torch.Generator(device).manual_seed(0)
     cache.data.normal_(generator=generator)
     table = torch.tensor([[3, 5], [6, 1], [2, 4]], dtype=torch.int32, device=device)
+    wide = F.pad(table, (0, FEW_TOKENS // block_size))  # too wide to be gathered
     unused = torch.zeros(0, dtype=torch.int64, device=device)  # attention looks at neither ids, positions nor slots
     context = torch.tensor(lens, dtype=torch.int32, device=device)
     chunks = (1, 3, 2)
     batches = (
         (DecodeInputs(unused, unused, unused, table, context), len(lens)),
+        (DecodeInputs(unused, unused, unused, wide, context), len(lens)),
         (PrefillInputs(unused, unused, unused, table, chunks, lens), sum(chunks)),
     )
     shape = (config.num_heads, config.head_dim)

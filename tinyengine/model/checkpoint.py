@@ -18,7 +18,7 @@ from torch import Tensor
 from tinyengine.device import free_bytes
 from tinyengine.errors import CheckpointError
 from tinyengine.model.config import ModelConfig, read_json
-from tinyengine.model.transformer import LayerParams, Params, rope_tables
+from tinyengine.model.transformer import LayerParams, Params, rope_table
 
 _FLOAT_TYPES = ("F64", "F32", "BF16", "F16")
 _EMBED, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -30,7 +30,7 @@ def load_params(
 ) -> Params:
     """Read `model.safetensors`, or the shards of `model.safetensors.index.json`, onto a device.
 
-    dtype: what every weight is converted to; max_len: positions in the rotary tables. Raises CheckpointError,
+    dtype: what every weight is converted to; max_len: positions in the rotary table. Raises CheckpointError,
     which names the file or the tensor, if anything is missing, unexpected, misshaped, quantised or damaged.
     """
     files = _weight_files(Path(folder))
@@ -69,8 +69,9 @@ def random_params(
 def destinations(params: Params) -> dict[str, Tensor]:
     """Where each stored tensor goes: Hugging Face name -> a view of the weights.
 
-    Q, K and V are rows of one matrix, gate and up of another. A place has the stored shape, except that of
-    `q_norm` and `k_norm`, whose `[head_dim]` fills every row. A tied LM head has no place of its own.
+    Q, K and V are parts of one matrix, gate and up of another, and all are stored as `[out, in]`, so these views are
+    transposed. A place has the stored shape, except that of `q_norm` and `k_norm`, whose `[head_dim]` fills every row.
+    A tied LM head has no place of its own.
     """
     places = {_EMBED: params.embed, "model.norm.weight": params.final_norm}
     if params.lm_head is not params.embed:
@@ -83,16 +84,16 @@ def destinations(params: Params) -> dict[str, Tensor]:
 
 def _layer_destinations(config: ModelConfig, layer: LayerParams) -> dict[str, Tensor]:
     rows = [config.num_heads * config.head_dim] + 2 * [config.num_kv_heads * config.head_dim]
-    gate, up = layer.gate_up.chunk(2)
+    gate, up = layer.gate_up.t().chunk(2)
     places = {
         "input_layernorm.weight": layer.attn_norm,
-        "self_attn.o_proj.weight": layer.o_proj,
+        "self_attn.o_proj.weight": layer.o_proj.t(),
         "post_attention_layernorm.weight": layer.mlp_norm,
         "mlp.gate_proj.weight": gate,
         "mlp.up_proj.weight": up,
-        "mlp.down_proj.weight": layer.down,
+        "mlp.down_proj.weight": layer.down.t(),
     }
-    for kind, fused in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
+    for kind, fused in (("weight", layer.qkv.t()), ("bias", layer.qkv_bias)):
         if fused is not None:
             for letter, part in zip("qkv", torch.split(fused, rows), strict=True):
                 places[f"self_attn.{letter}_proj.{kind}"] = part
@@ -104,13 +105,13 @@ def _layer_destinations(config: ModelConfig, layer: LayerParams) -> dict[str, Te
 
 @torch.inference_mode(False)  # weights may be updated in place later, wherever this is called from
 def _allocate(config: ModelConfig, device: torch.device, dtype: torch.dtype, max_len: int) -> Params:
-    """Every weight, uninitialised, and the rotary tables. Raises CheckpointError if there is no room for them.
+    """Every weight, uninitialised, and the rotary table. Raises CheckpointError if there is no room for them.
 
     Asked beforehand: a host often promises memory that it does not have, and kills who then uses it.
     """
     size = config.num_params * dtype.itemsize + 2 * max_len * config.head_dim * dtype.itemsize
     if device.type != "meta" and size > (free := free_bytes(device)):
-        problem = f"weights and rotary tables need {size:,} bytes, and {device} has {free:,} free"
+        problem = f"weights and rotary table need {size:,} bytes, and {device} has {free:,} free"
         raise CheckpointError(f"{problem}: take a smaller model, dtype or max_model_len")
 
     def empty(*shape: int) -> Tensor:
@@ -121,19 +122,19 @@ def _allocate(config: ModelConfig, device: torch.device, dtype: torch.dtype, max
     layers = tuple(
         LayerParams(
             attn_norm=empty(hidden),
-            qkv=empty(qkv, hidden),
+            qkv=empty(hidden, qkv),
             qkv_bias=empty(qkv) if config.qkv_bias else None,
             qk_norm=empty(qk_heads, dim) if config.qk_norm else None,
-            o_proj=empty(hidden, heads * dim),
+            o_proj=empty(heads * dim, hidden),
             mlp_norm=empty(hidden),
-            gate_up=empty(2 * config.intermediate_size, hidden),
-            down=empty(hidden, config.intermediate_size),
+            gate_up=empty(hidden, 2 * config.intermediate_size),
+            down=empty(config.intermediate_size, hidden),
         )
         for _ in range(config.num_layers)
     )
     embed = empty(config.vocab_size, hidden)
     lm_head = embed if config.tie_embeddings else empty(config.vocab_size, hidden)
-    return Params(config, embed, layers, empty(hidden), lm_head, *rope_tables(config, max_len, device, dtype))
+    return Params(config, embed, layers, empty(hidden), lm_head, rope_table(config, max_len, device, dtype))
 
 
 def _weight_files(folder: Path) -> list[Path]:
