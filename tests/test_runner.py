@@ -144,7 +144,7 @@ class Scene:
         """The addresses of each graph's inputs and logits."""
         graphs = self.runner.graphs
         return {
-            key: [t.data_ptr() for t in (*captured.inputs.tensors, captured.logits)]
+            key: [t.data_ptr() for t in (*captured.inputs.inputs.tensors, captured.logits)]
             for key, captured in zip(graphs.keys, graphs.values, strict=True)
         }
 
@@ -636,8 +636,8 @@ def rounded(*sizes):
 
 
 def input_bytes(rows, width):
-    """Three int64 and an int32 a row, and the row's block table."""
-    return rounded(8 * rows, 8 * rows, 8 * rows, 4 * rows * width, 4 * rows)
+    """Three int64 and an int32 a row, and the row's block table, in one buffer of whole int64."""
+    return rounded(8 * (3 * rows + -(-rows * (1 + width) // 2)))
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])

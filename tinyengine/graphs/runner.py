@@ -25,7 +25,7 @@ from tinyengine.graphs.recorder import branch_stream, trace
 from tinyengine.graphs.rungs import GraphPlan, choose_bucket
 from tinyengine.kv.cache import KVCache
 from tinyengine.model.attention import Attention
-from tinyengine.model.inputs import DecodeInputs
+from tinyengine.model.inputs import DecodeInputs, PackedInputs
 from tinyengine.model.transformer import Params, float_logits, forward, lm_head
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,13 @@ def microbatches(bucket: int, count: int) -> list[range]:
     return [range(start, min(start + size, bucket)) for start in range(0, bucket, size)]
 
 
+def _fill_in(input_ids: Tensor, coming: Tensor | None) -> None:
+    """Put tokens of the step before where ids below 0 stand for them: -1 - i for the i-th."""
+    if coming is not None:
+        told = coming[(-1 - input_ids).clamp_(min=0)]
+        input_ids.copy_(torch.where(input_ids < 0, told, input_ids))
+
+
 class StaticBuffers:
     """Where graphs read their inputs and leave their logits: addresses that never change."""
 
@@ -79,14 +86,11 @@ class StaticBuffers:
     @property
     def shared(self) -> list[Tensor]:
         """What exists once for all graphs."""
-        return (self._inputs.tensors if self._inputs else []) + ([] if self._logits is None else [self._logits])
+        return ([self._inputs.buffer] if self._inputs else []) + ([] if self._logits is None else [self._logits])
 
-    def inputs(self, key: GraphKey) -> tuple[DecodeInputs, list[Tensor]]:
-        """The inputs of a graph, views of the one set or a set of its own; and what was allocated for it alone."""
-        own = None if self._inputs else self._allocate(key.bucket)
-        whole = self._inputs or own
-        assert whole is not None
-        return whole.view(key.bucket, key.width), own.tensors if own else []
+    def inputs(self, key: GraphKey) -> PackedInputs:
+        """The set whose first rows and columns a graph reads: the one for all, or one of its own."""
+        return self._inputs or self._allocate(key.bucket)
 
     def logits(self, params: Params, hidden: Tensor, start: int) -> Tensor:
         """Float32 logits of the rows from `start` on: the graph's own, copied into the buffer, or written there."""
@@ -101,8 +105,8 @@ class StaticBuffers:
         """The logits of all rows, from those of their parts in order."""
         return torch.cat(parts) if self._logits is None else self._logits[: sum(map(len, parts))]
 
-    def _allocate(self, rows: int) -> DecodeInputs:
-        return DecodeInputs.allocate(rows, self._table_width, self._device)
+    def _allocate(self, rows: int) -> PackedInputs:
+        return PackedInputs(rows, self._table_width, self._device)
 
 
 @dataclass(frozen=True)
@@ -172,15 +176,14 @@ class Captured:
     """A graph, and what belongs to it."""
 
     graph: Graph
-    inputs: DecodeInputs
-    own_inputs: list[Tensor]
+    inputs: PackedInputs
     logits: Tensor
     pool: Any
 
     def reset(self) -> None:
         """Give up the graph and what it alone held. Nothing of it may be in flight."""
         self.graph.reset()
-        self.logits, self.own_inputs = torch.empty(0), []
+        del self.logits, self.inputs
 
 
 @dataclass(frozen=True)
@@ -237,24 +240,27 @@ class GraphRunner:
     # ---- a step ----
 
     @torch.inference_mode()
-    def decode(self, inputs: DecodeInputs) -> Tensor:
+    def decode(self, inputs: DecodeInputs, coming: Tensor | None = None) -> Tensor:
         """One decode step of a batch given as host tensors: logits `[n, vocab]`, float32.
 
-        They are a view that is valid until the next step: whoever keeps them clones them. What no graph serves runs
-        eagerly. Raises CaptureError if weights or cache are no longer where the graphs were captured to find them.
+        coming: tokens that the host has not read yet, int64 `[m]` on the device; an input id of -1 - i stands for the
+        i-th of them. The logits are a view that is valid until the next step: whoever keeps them clones them. What no
+        graph serves runs eagerly. Raises CaptureError if weights or cache are no longer where the graphs were captured
+        to find them.
         """
         key = self.key_for(*inputs.block_table.shape) if self.rung.graphs else None
         captured = self.find(key) if key else None
         if key is None or captured is None:
             self.eager_steps += 1
-            return self.eager(inputs)
-        captured.inputs.copy_(pad(inputs, key.bucket, key.width))
+            return self.eager(inputs, coming=coming)
+        captured.inputs.load(pad(inputs, key.bucket, key.width))
+        _fill_in(captured.inputs.inputs.input_ids[: len(inputs.input_ids)], coming)
         captured.graph.replay()
         self.replays += 1
         return captured.logits[: len(inputs.input_ids)]
 
     @torch.inference_mode()
-    def eager(self, inputs: DecodeInputs, key: GraphKey | None = None) -> Tensor:
+    def eager(self, inputs: DecodeInputs, key: GraphKey | None = None, coming: Tensor | None = None) -> Tensor:
         """The same step without a graph; with a key, the padded rows, the parts and the LM head of this key's graph.
 
         Half-precision logits of the rungs before `direct-logits` are rounded, as in the engines that they follow.
@@ -263,6 +269,7 @@ class GraphRunner:
         if key is not None:
             inputs = pad(inputs, key.bucket, key.width)
         inputs = inputs.to(self.params.device)
+        _fill_in(inputs.input_ids[:n], coming)
         parts = microbatches(len(inputs.input_ids), key.microbatches if key else 1)
         rows = [inputs.rows(part.start, part.stop) for part in parts]
         hidden = torch.cat([forward(self.params, part, self._attention, self.cache) for part in rows])
@@ -352,7 +359,8 @@ class GraphRunner:
     @property
     def static_tensors(self) -> list[Tensor]:
         """Everything that graphs read or write outside their pools, but weights and cache."""
-        return self._buffers.shared + [t for captured in self.graphs.values for t in captured.own_inputs]
+        own = [] if self.rung.shared_inputs else [captured.inputs.buffer for captured in self.graphs.values]
+        return self._buffers.shared + own
 
     @property
     def stats(self) -> dict[str, float]:
@@ -400,10 +408,11 @@ class GraphRunner:
     def _record(self, key: GraphKey) -> Captured:
         """Here the rung decides about inputs, stream and pool; about logits and order, see StaticBuffers and `find`."""
         with self._backend.statics():
-            inputs, own = self._buffers.inputs(key)
-        inputs.copy_(DecodeInputs.allocate(key.bucket, key.width, "cpu"))  # padding: no block of anybody is touched
+            inputs = self._buffers.inputs(key)
+        inputs.load(DecodeInputs.allocate(key.bucket, key.width, "cpu"))  # padding: no block of anybody is touched
+        view = inputs.inputs.view(key.bucket, key.width)
         step = DecodeStep(
-            self.params, self.cache, self._attention, inputs, self._buffers, self._backend, key.microbatches
+            self.params, self.cache, self._attention, view, self._buffers, self._backend, key.microbatches
         )
         number = 0 if self.rung.one_stream else self.graphs.stats.captures % STREAMS
         stream = self._backend.stream(number)
@@ -416,7 +425,7 @@ class GraphRunner:
         for i, rows in enumerate(microbatches(key.bucket, key.microbatches)):
             used = number if key.microbatches == 1 else branch_stream(i)
             self.streams[used] = min(len(rows), self.streams.get(used, len(rows)))
-        return Captured(graph, inputs, own, logits, self._pool)
+        return Captured(graph, inputs, logits, self._pool)
 
     def _with_room(self, step: DecodeStep, key: GraphKey) -> FirstStep:
         """The first step of a pool, and the small segments that the smaller buckets will need."""

@@ -29,17 +29,7 @@ class DecodeInputs:
     @classmethod
     def allocate(cls, max_seqs: int, width: int, device: torch.device | str) -> DecodeInputs:
         """Inputs in which every row is padding: token 0 at position 0 of the null block."""
-
-        def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(*shape, dtype=dtype, device=device)
-
-        return cls(
-            input_ids=zeros(max_seqs, dtype=torch.int64),
-            positions=zeros(max_seqs, dtype=torch.int64),
-            slot_mapping=zeros(max_seqs, dtype=torch.int64),
-            block_table=zeros(max_seqs, width, dtype=torch.int32),
-            context_lens=torch.ones(max_seqs, dtype=torch.int32, device=device),
-        )
+        return PackedInputs(max_seqs, width, device).inputs
 
     def view(self, bucket: int, width: int) -> DecodeInputs:
         """The first `bucket` rows and `width` block columns, as views of the same storages."""
@@ -56,13 +46,47 @@ class DecodeInputs:
         return [getattr(self, field.name) for field in fields(self)]
 
     def to(self, device: torch.device | str) -> DecodeInputs:
-        """The same on another device."""
-        return DecodeInputs(*(tensor.to(device) for tensor in self.tensors))
+        """The same on another device, from the host in one copy that nobody waits for."""
+        rows, width = self.block_table.shape
+        packed = PackedInputs(rows, width, device)
+        packed.load(self)
+        return packed.inputs
 
     def copy_(self, other: DecodeInputs) -> None:
         """Overwrite these tensors in place with others of the same shapes, wherever they are."""
         for mine, theirs in zip(self.tensors, other.tensors, strict=True):
             mine.copy_(theirs)
+
+
+class PackedInputs:
+    """Decode inputs that lie in one buffer, so that one copy moves them all.
+
+    capacity: the rows that the layout has room for, of which the buffer holds the first `rows`, by default all. The
+    block table comes last, so that fewer rows are the beginning of more.
+    """
+
+    def __init__(
+        self, capacity: int, width: int, device: torch.device | str, rows: int | None = None, pin_memory: bool = False
+    ) -> None:
+        rows = capacity if rows is None else rows
+        self.capacity, self.width = capacity, width
+        words = 3 * capacity + -(-(capacity + rows * width) // 2)  # of 8 bytes; the int32 ones lie in pairs
+        self.buffer = torch.zeros(words, dtype=torch.int64, device=device, pin_memory=pin_memory)
+        ids, positions, slots = self.buffer[: 3 * capacity].view(3, capacity)[:, :rows]
+        small = self.buffer[3 * capacity :].view(torch.int32)
+        table = small[capacity : capacity + rows * width].view(rows, width)
+        self.inputs = DecodeInputs(ids, positions, slots, table, small[:rows])
+        self.inputs.context_lens.fill_(1)
+
+    def load(self, inputs: DecodeInputs) -> None:
+        """Overwrite the first rows with a batch of host tensors. The copy to a device is queued, and not waited for.
+
+        It comes from pinned memory, which PyTorch's allocator does not hand out again before it was read.
+        """
+        rows, width = inputs.block_table.shape
+        staged = PackedInputs(self.capacity, self.width, "cpu", rows, pin_memory=self.buffer.is_cuda)
+        staged.inputs.view(rows, width).copy_(inputs)
+        self.buffer[: len(staged.buffer)].copy_(staged.buffer, non_blocking=True)
 
 
 @dataclass(frozen=True)
