@@ -189,7 +189,7 @@ def test_a_stream_whose_request_ended_elsewhere_ends(families, event):
     assert list(stream) == []
 
 
-@pytest.mark.parametrize("where", ["forward", "choose_tokens"])
+@pytest.mark.parametrize("where", ["forward", "sample"])
 def test_a_step_that_breaks_off_is_run_again(families, expected, monkeypatch, where):
     import tinyengine.engine as module
 

@@ -13,7 +13,6 @@ from tinyengine.sampling import (
     SamplingBatch,
     SamplingParams,
     _top_k_top_p_floor,
-    choose_tokens,
     inverse_cdf,
     penalize_repetition,
     sample,
@@ -148,7 +147,8 @@ def test_repetition_penalty_agrees_with_transformers():
     lp = pytest.importorskip("transformers.generation.logits_process")
     row, seen = torch.randn(40), torch.tensor([3, 7, 7, 39, 3])
     expected = lp.RepetitionPenaltyLogitsProcessor(1.7)(seen[None], row.clone()[None])[0]
-    assert penalize_repetition(row, seen, 1.7).equal(expected)
+    params = [SamplingParams(repetition_penalty=1.7)]
+    assert penalize_repetition(row[None], params, [seen.tolist()])[0].equal(expected)
 
 
 def test_draws_follow_the_probabilities():
@@ -217,7 +217,8 @@ def test_top_k_without_top_p_keeps_k_tokens_however_the_sums_round():
 
 def test_noise_goes_with_the_length_of_the_history():
     logits, params = torch.zeros(1, 1000), [SamplingParams()]
-    drawn = [int(choose_tokens(logits, params, [5], [[3] * length])) for length in range(1, 41)]
+    batch = SamplingBatch.build(params, [5], [1], CPU)
+    drawn = [int(sample(logits, batch.later(length - 1))) for length in range(1, 41)]
     assert len(set(drawn)) > 30
     assert drawn == [int(t) for t in draw(logits.repeat(40, 1), SamplingParams(), [5] * 40, list(range(1, 41)))]
 
@@ -227,15 +228,17 @@ def test_a_row_of_broken_logits_gets_no_token_and_its_neighbours_do(value):
     logits = torch.randn(3, 20)
     logits[1] = value if value < 0 else logits[1].index_fill(0, torch.tensor([4]), value)
     for params in (SamplingParams(temperature=0), SamplingParams(seed=1)):
-        chosen = choose_tokens(logits, [params] * 3, [1, 2, 3], [[0]] * 3).tolist()
+        chosen = draw(logits, params, [1, 2, 3]).tolist()
         assert chosen[1] == NO_TOKEN and NO_TOKEN not in (chosen[0], chosen[2])
 
 
 def test_a_penalty_leaves_the_logits_themselves_as_they_were():
     logits = torch.randn(2, 20)
     before = logits.clone()
-    choose_tokens(logits, [SamplingParams(repetition_penalty=3.0)] * 2, [1, 2], [[1, 2], [3]])
-    assert logits.equal(before)
+    params = [SamplingParams(repetition_penalty=3.0), SamplingParams()]
+    penalized = penalize_repetition(logits, params, [[1, 2], [3]])
+    assert logits.equal(before) and penalized[1].equal(before[1]) and not penalized[0].equal(before[0])
+    assert penalize_repetition(logits, params[1:] * 2, [[1, 2], [3]]) is logits
 
 
 def test_uniform_never_reaches_one():

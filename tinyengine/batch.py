@@ -7,19 +7,22 @@ import itertools
 import numpy as np
 import torch
 
+from tinyengine.device import upload
 from tinyengine.kv.blocks import pad_block_tables, slot_mapping
 from tinyengine.model.inputs import DecodeInputs, PrefillInputs
 from tinyengine.scheduler import Step
 
 
 def decode_inputs(step: Step) -> DecodeInputs:
-    """A decode step as host tensors, one row a sequence."""
+    """A decode step as host tensors, one row a sequence. A token that is still coming is -1 - its row in its step."""
     seqs = [seq for seq, _ in step.chunks]
     table = pad_block_tables([seq.table.blocks for seq in seqs])
     positions = np.array([seq.num_computed for seq in seqs], np.int64)
     slots = slot_mapping(table, np.arange(len(seqs)), positions, seqs[0].table.block_size)
     return DecodeInputs(
-        input_ids=torch.tensor([seq.token_ids[seq.num_computed] for seq in seqs]),
+        input_ids=torch.tensor(
+            [seq.token_ids[-1] if not seq.coming else -1 - seq.coming_row for seq in seqs], dtype=torch.int64
+        ),
         positions=torch.from_numpy(positions),
         slot_mapping=torch.from_numpy(slots),
         block_table=torch.from_numpy(table),
@@ -37,10 +40,10 @@ def prefill_inputs(step: Step, device: torch.device) -> PrefillInputs:
     positions = np.concatenate([np.arange(start, stop) for start, stop in spans])
     tokens = [token for seq, span in zip(seqs, spans, strict=True) for token in seq.token_ids[slice(*span)]]
     return PrefillInputs(
-        input_ids=torch.tensor(tokens).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        slot_mapping=torch.from_numpy(slot_mapping(table, rows, positions, seqs[0].table.block_size)).to(device),
-        block_table=torch.from_numpy(table).to(device),
+        input_ids=upload(torch.tensor(tokens), device),
+        positions=upload(torch.from_numpy(positions), device),
+        slot_mapping=upload(torch.from_numpy(slot_mapping(table, rows, positions, seqs[0].table.block_size)), device),
+        block_table=upload(torch.from_numpy(table), device),
         query_lens=tuple(counts),
         context_lens=tuple(stop for _, stop in spans),
     )

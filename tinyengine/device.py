@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from tinyengine.errors import ConfigError
 
@@ -45,3 +46,8 @@ def _free_host_bytes() -> int:
     if hasattr(os, "sysconf"):  # macOS
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 16 << 30  # Windows tells only through another library
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on a device. The copy is queued behind what the device has to do, and nobody waits for it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,7 +1,8 @@
 """The engine: requests in, tokens out, one `step()` at a time.
 
-A step asks the scheduler which sequences run, turns them into tensors, runs the model, samples one token for each
-sequence that has none pending, and ends those that are done.
+A step asks the scheduler which sequences run, turns them into tensors, runs the model, and samples one token for each
+sequence that has none pending: that is in the air then, a `Flight`. When it lands, its tokens are read, and the
+sequences that are done end.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import numbers
 import secrets
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +21,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tinyengine.batch import decode_inputs, last_rows, prefill_inputs
-from tinyengine.device import pick_device
+from tinyengine.device import pick_device, upload
 from tinyengine.errors import ConfigError, RequestError
+from tinyengine.flight import Flight
 from tinyengine.graphs.backend import Backend
 from tinyengine.graphs.cuda import CudaBackend
 from tinyengine.graphs.meter import Predictor
@@ -34,7 +37,14 @@ from tinyengine.loading import EMBEDDED_MODEL, ModelSource, pick_dtype
 from tinyengine.model.attention import choose_attention
 from tinyengine.model.transformer import Params, float_logits, forward
 from tinyengine.request import Completion, Request, TokenLogprobs
-from tinyengine.sampling import NO_TOKEN, SamplingParams, choose_tokens, top_logprobs
+from tinyengine.sampling import (
+    NO_TOKEN,
+    SamplingBatch,
+    SamplingParams,
+    penalize_repetition,
+    sample,
+    top_logprobs,
+)
 from tinyengine.scheduler import Scheduler, Step
 from tinyengine.sequence import Sequence as TokenSequence
 
@@ -145,6 +155,10 @@ class Engine:
         backend: Backend = CudaBackend(self.device) if self.device.type == "cuda" else TapeBackend()
         self.runner = GraphRunner(params, cache, self.attention, backend, plan)
         self.stats = EngineStats()
+        self._flights: deque[Flight] = deque()
+        self._runs_ahead = self.device.type == "cuda"  # elsewhere the host itself computes
+        self._landed = 0.0
+        self._sampling: tuple[list[int], list[int], SamplingBatch] | None = None  # for whom, how long they were, what
         self._requests: dict[int, Request] = {}
         self._held: list[StepOutput] = []  # made while someone else was being served
         self._next_id = 0
@@ -248,48 +262,78 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
-        """Run one prefill or decode step; an output for each sequence that got a token from it.
+        """Run one prefill or decode step; an output for each sequence whose token is there.
+
+        On CUDA the device is given a step before the tokens of the one before are read, so that it need not wait for
+        the host: those tokens go from step to step on the device, and an output comes one call later. A sequence that
+        turns out to have ended then has one token too many in the making, which is dropped.
 
         Outputs of streams that are waiting come too: whoever calls `step` takes everybody's. A step that an error
         or Ctrl-C breaks off while the model runs is run again by the next call; before and after, Ctrl-C waits.
         """
         started = time.perf_counter()
+        ahead = self._runs_ahead and all(seq.params.repetition_penalty == 1 for seq in self.scheduler.running)
+        if not ahead:
+            self._land_all()  # a penalty wants to know every token
         with held_interrupts():
             step = self.scheduler.schedule()
         if step:
-            blocks = self.scheduler.allocator.num_used
-            tokens = self._next_tokens(step)
+            seqs, tokens, logprobs = self._next_tokens(step)
             with held_interrupts():
-                self._held += self._commit(step, tokens)
-                self.stats.count(step, time.perf_counter() - started, blocks)
+                flight = Flight(step, seqs, tokens, logprobs, self.scheduler.allocator.num_used, started)
+                flight.take_off()
+                self._flights.append(flight)
+        while len(self._flights) > (1 if step and ahead else 0):
+            self._land()
         outputs, self._held = self._held, []
         return outputs
 
-    def _next_tokens(self, step: Step) -> list[tuple[int, TokenLogprobs | None]]:
-        """Run the model over the step's tokens; a token for each sequence that has none left, in their order."""
+    def _next_tokens(self, step: Step) -> tuple[list[TokenSequence], Tensor, list[TokenLogprobs | None]]:
+        """Run the model over the step's tokens; the sequences that have none left, and a token for each of them."""
         seqs = [seq for (seq, _), done in zip(step.chunks, step.completes, strict=True) if done]
         if step.is_decode:
-            return self._choose(self.runner.decode(decode_inputs(step)), seqs)
+            coming = self._flights[-1].tokens if self._flights else None
+            return seqs, *self._choose(self.runner.decode(decode_inputs(step), coming), seqs)
         hidden = forward(self.params, prefill_inputs(step, self.device), self.attention, self.cache)
         if not seqs:
-            return []
-        return self._choose(float_logits(self.params, hidden[last_rows(step).to(self.device)]), seqs)
+            return [], torch.empty(0, dtype=torch.int64), []
+        rows = upload(last_rows(step), self.device)
+        return seqs, *self._choose(float_logits(self.params, hidden[rows]), seqs)
 
-    def _choose(self, logits: Tensor, seqs: list[TokenSequence]) -> list[tuple[int, TokenLogprobs | None]]:
+    def _choose(self, logits: Tensor, seqs: list[TokenSequence]) -> tuple[Tensor, list[TokenLogprobs | None]]:
         """A token for each row, and its log-probabilities where they were asked for."""
-        params, histories = [seq.params for seq in seqs], [seq.token_ids for seq in seqs]
-        seeds = [self._requests[seq.request_id].seed for seq in seqs]
-        chosen = choose_tokens(logits, params, seeds, histories)
-        return list(zip(chosen.tolist(), _logprobs(logits, chosen.clamp(min=0), params), strict=True))
+        params = [seq.params for seq in seqs]
+        penalized = penalize_repetition(logits, params, [seq.token_ids for seq in seqs])
+        chosen = sample(penalized, self._sampling_batch(seqs))
+        return chosen, _logprobs(logits, chosen.clamp(min=0), params)
 
-    def _commit(self, step: Step, tokens: list[tuple[int, TokenLogprobs | None]]) -> list[StepOutput]:
-        """Note what is in the cache now, and give the sequences that have none pending their tokens, in order."""
-        outputs, coming = [], iter(tokens)
-        for (seq, count), done in zip(step.chunks, step.completes, strict=True):
-            seq.num_computed += count
-            if done:
-                outputs.append(self._append(self._requests[seq.request_id], *next(coming)))
-        return outputs
+    def _sampling_batch(self, seqs: list[TokenSequence]) -> SamplingBatch:
+        """What these sequences ask of the sampler. It is made when they change: most steps have those of the last."""
+        ids, lengths = [seq.request_id for seq in seqs], [len(seq) for seq in seqs]
+        made_for, first, batch = self._sampling or ([], [], None)
+        tokens = lengths[0] - first[0] if ids == made_for else 0
+        if batch is None or ids != made_for or any(a - b != tokens for a, b in zip(lengths, first, strict=True)):
+            seeds = [self._requests[request_id].seed for request_id in ids]
+            batch, tokens = SamplingBatch.build([seq.params for seq in seqs], seeds, lengths, self.device), 0
+            self._sampling = ids, lengths, batch
+        return batch.later(tokens) if tokens else batch
+
+    def _land_all(self) -> None:
+        while self._flights:
+            self._land()
+
+    def _land(self) -> None:
+        """Read the tokens of the oldest step, and give them to those of its sequences that are still there."""
+        flight = self._flights[0]
+        tokens = flight.readback.read()
+        with held_interrupts():
+            self._flights.popleft()
+            for seq, token, logprobs in zip(flight.seqs, tokens, flight.logprobs, strict=True):
+                seq.coming -= 1
+                if seq.request_id in self._requests:
+                    self._held.append(self._append(self._requests[seq.request_id], token, logprobs))
+            self.stats.count(flight.step, flight.seconds_since(self._landed), flight.blocks)
+            self._landed = time.perf_counter()
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> StepOutput:
         """One more token of a request, and its end if this is it."""

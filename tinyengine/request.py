@@ -60,7 +60,7 @@ class Request:
         The text leaves out the token or the string that ends it; token_ids keep the token.
         """
         seq, params = self.seq, self.seq.params
-        if len(seq) == seq.num_prompt:
+        if len(seq.token_ids) == seq.num_prompt:
             self._first_token = time.perf_counter() - self._started
         seq.token_ids.append(token)
         if logprobs:
@@ -71,7 +71,7 @@ class Request:
         self.text += text
         if stopped:
             return "stop"
-        return "length" if seq.is_full else None
+        return "length" if len(seq.token_ids) >= seq.limit else None
 
     def complete(self, reason: str, error: str | None = None) -> Completion:
         """Show what was held back, and close. What was held back may still complete a stop string."""

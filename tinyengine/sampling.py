@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from tinyengine.device import upload
 from tinyengine.errors import RequestError
 
 NO_TOKEN = -1
@@ -90,16 +92,18 @@ def _whole(value: object) -> bool:
 
 @dataclass(frozen=True)
 class SamplingBatch:
-    """The parameters of n rows as tensors `[n]` on the device: float32, and int64 for top_k, seed and position."""
+    """What n rows ask for, as tensors `[n]` on the device: float32, and int64 for top_k, seed and position."""
 
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
     seed: Tensor
-    position: Tensor
+    position: Tensor  # the index in its sequence of the token to come
     max_top_k: int  # 0 where a row needs the whole vocabulary sorted
     restricted: bool  # whether any row uses top_k or top_p
+    uses_min_p: bool
+    all_greedy: bool
 
     @classmethod
     def build(
@@ -113,57 +117,57 @@ class SamplingBatch:
         floats = torch.tensor(
             [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]],
             dtype=torch.float32,
-        ).to(device)
-        whole = torch.tensor([[max(p.top_k, 0) for p in params], list(seeds), list(positions)]).to(device)
+        )
+        whole = torch.tensor([[max(p.top_k, 0) for p in params], list(seeds), list(positions)])
+        temperature, top_p, min_p = upload(floats, device)
+        top_k, seed, position = upload(whole, device)
         narrow = [p for p in params if not p.greedy and (p.top_k > 0 or p.top_p < 1)]
         ks = [p.top_k for p in narrow]
         return cls(
-            *(floats[0], whole[0], floats[1], floats[2], whole[1], whole[2]),
+            *(temperature, top_k, top_p, min_p, seed, position),
             max_top_k=max(ks) if ks and min(ks) > 0 else 0,
             restricted=bool(narrow),
+            uses_min_p=any(p.min_p > 0 for p in params),
+            all_greedy=all(p.greedy for p in params),
         )
 
+    def later(self, tokens: int) -> SamplingBatch:
+        """The same rows so many tokens later."""
+        return replace(self, position=self.position + tokens)
 
-def choose_tokens(
-    logits: Tensor, params: Sequence[SamplingParams], seeds: Sequence[int], histories: Sequence[Sequence[int]]
-) -> Tensor:
-    """The next token of each of n requests, int64 `[n]`, from its logits, float32 `[n, vocab]`.
 
-    seeds: one for each request; histories: its tokens so far, prompt included. `logits` are left as they are. A row
-    with a NaN or an infinite maximum gets NO_TOKEN: whatever was chosen there would mean nothing.
+def penalize_repetition(logits: Tensor, params: Sequence[SamplingParams], histories: Sequence[Sequence[int]]) -> Tensor:
+    """Logits `[n, vocab]` in which each row's tokens so far are less likely, if it asks for that (CTRL's penalty).
+
+    histories: each row's tokens, prompt included. The same tensor comes back where no row asks, else a copy.
     """
-    penalized = [i for i, p in enumerate(params) if p.repetition_penalty != 1]
-    if penalized:
-        logits = logits.clone()
-    for i in penalized:
-        seen = torch.tensor(histories[i], device=logits.device)
-        logits[i] = penalize_repetition(logits[i], seen, params[i].repetition_penalty)
-    if all(p.greedy for p in params):
-        chosen = logits.argmax(-1)
-    else:
-        chosen = sample(logits, SamplingBatch.build(params, seeds, [len(h) for h in histories], logits.device))
-    return chosen.masked_fill(~logits.amax(-1).isfinite(), NO_TOKEN)
-
-
-def penalize_repetition(logits: Tensor, token_ids: Tensor, penalty: float) -> Tensor:
-    """One row's logits `[vocab]` with those of the tokens already there, int64 `[m]`, made less likely."""
-    seen = logits[token_ids]
-    return logits.index_put((token_ids,), torch.where(seen > 0, seen / penalty, seen * penalty))
+    rows = [i for i, p in enumerate(params) if p.repetition_penalty != 1]
+    logits = logits.clone() if rows else logits
+    for i in rows:
+        token_ids, penalty = upload(torch.tensor(histories[i]), logits.device), params[i].repetition_penalty
+        seen = logits[i, token_ids]
+        logits[i] = logits[i].index_put((token_ids,), torch.where(seen > 0, seen / penalty, seen * penalty))
+    return logits
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """One token id for each row, int64 `[n]`. logits: float32 `[n, vocab]`."""
-    greedy = logits.argmax(-1)
-    # Minus the row's maximum first, so that a tiny temperature cannot overflow.
-    temperature = torch.where(batch.temperature > 0, batch.temperature, 1.0).unsqueeze(1)
-    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
-    # The likeliest token is at 0 and every other below: min_p is a threshold on the logits.
-    floor = batch.min_p.log().unsqueeze(1)
-    if batch.restricted:
-        floor = torch.maximum(floor, _top_k_top_p_floor(scaled.masked_fill(scaled < floor, -math.inf), batch))
-    probs = scaled.masked_fill(scaled < floor, -math.inf).softmax(-1)
-    drawn = inverse_cdf(probs, uniform(batch.seed, batch.position))
-    return torch.where(batch.temperature > 0, drawn, greedy)
+    """The next token of each of n rows, int64 `[n]`, from its logits, float32 `[n, vocab]`, which stay as they are.
+
+    A row with a NaN or an infinite maximum gets NO_TOKEN: whatever was chosen there would mean nothing.
+    """
+    highest, chosen = logits.max(-1)
+    if not batch.all_greedy:
+        temperature = torch.where(batch.temperature > 0, batch.temperature, 1.0)
+        # Minus the row's maximum first, so that a tiny temperature cannot overflow.
+        scaled = (logits - highest.unsqueeze(1)).div_(temperature.unsqueeze(1))
+        if batch.restricted or batch.uses_min_p:
+            # The likeliest token is at 0 and every other below: min_p is a threshold on the logits.
+            scaled.masked_fill_(scaled < batch.min_p.log().unsqueeze(1), -math.inf)
+        if batch.restricted:
+            scaled.masked_fill_(scaled < _top_k_top_p_floor(scaled, batch), -math.inf)
+        drawn = inverse_cdf(scaled.exp_(), uniform(batch.seed, batch.position))
+        chosen = torch.where(batch.temperature > 0, drawn, chosen)
+    return chosen.masked_fill(~highest.isfinite(), NO_TOKEN)
 
 
 def _top_k_top_p_floor(logits: Tensor, batch: SamplingBatch) -> Tensor:
@@ -184,15 +188,32 @@ def _top_k_top_p_floor(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return floor.masked_fill(unrestricted, -math.inf)
 
 
-def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
-    """For each row the first token id at which the summed probability exceeds `u` of the total, int64 `[n]`.
+def inverse_cdf(weights: Tensor, u: Tensor, part: int = 128) -> Tensor:
+    """For each row the first token id at which the summed weight exceeds `u` of the total, int64 `[n]`.
 
-    probs: float32 `[n, vocab]`; u: float32 `[n]`, in [0, 1). Tokens of probability 0 are never chosen, whatever the
+    weights: float32 `[n, vocab]`, 0 or more; u: float32 `[n]`, in [0, 1). Sums over parts of the vocabulary come first,
+    and only within the part that is hit a sum for each token. A token of weight 0 is never chosen, whatever the
     rounding of the sums.
     """
-    summed = probs.cumsum(-1).masked_fill(probs == 0, -1.0)
-    target = u.unsqueeze(1) * summed.amax(-1, keepdim=True)
-    return (summed > target).to(torch.uint8).argmax(-1)
+    parts = F.pad(weights, (0, -weights.shape[-1] % part)).view(len(weights), -1, part)
+    of_part = parts.sum(-1)
+    summed = of_part.cumsum(-1)
+    hit = _first_above(summed, of_part, u.unsqueeze(1) * _highest(summed, of_part))
+    rest = u.unsqueeze(1) * _highest(summed, of_part) - (summed - of_part).gather(1, hit)
+    inside = parts.gather(1, hit.unsqueeze(-1).expand(-1, 1, part))[:, 0]
+    summed = inside.cumsum(-1)
+    below_all = _highest(summed, inside) * (1 - 2**-24)  # rounding may have left more than there is
+    return (hit * part + _first_above(summed, inside, torch.minimum(rest, below_all)))[:, 0]
+
+
+def _highest(summed: Tensor, weights: Tensor) -> Tensor:
+    """The sum of all, as it stands at a weight above 0: rounded sums need not rise with each weight. `[n, 1]`."""
+    return summed.masked_fill(weights == 0, 0.0).amax(-1, keepdim=True)
+
+
+def _first_above(summed: Tensor, weights: Tensor, target: Tensor) -> Tensor:
+    """The first index of a weight above 0 whose sum is above the target, `[n, 1]`."""
+    return ((summed > target) & (weights > 0)).to(torch.uint8).argmax(-1, keepdim=True)
 
 
 def uniform(seed: Tensor, position: Tensor) -> Tensor:

@@ -38,7 +38,8 @@ class Scheduler:
     """Two queues, oldest request first: `waiting` holds no blocks, `running` holds blocks for all its tokens.
 
     A running sequence with more than one token pending is in prefill; with one it decodes, whether that token was
-    generated, is the last of a chunked prompt, or is the whole prompt: to the model there is no difference.
+    generated, is the last of a chunked prompt, or is the whole prompt: to the model there is no difference. One that
+    is full waits for its last token to be read.
     """
 
     def __init__(self, allocator: BlockAllocator, max_num_seqs: int, max_num_batched_tokens: int) -> None:
@@ -104,13 +105,15 @@ class Scheduler:
         """One token of every sequence that has one pending, after the youngest made room where blocks ran out."""
         served = 0
         while served < len(self.running):
-            table, length = self.running[served].table, len(self.running[served])
-            if table.missing(length) > self.allocator.num_free:
+            seq = self.running[served]
+            missing = 0 if seq.is_full else seq.table.missing(len(seq))
+            if missing > self.allocator.num_free:
                 self._preempt(self.running[-1])
-            else:
-                table.grow(length)
-                served += 1
-        chunks = tuple((seq, 1) for seq in self.running if seq.pending == 1)
+                continue
+            if missing:
+                seq.table.grow(len(seq))
+            served += 1
+        chunks = tuple((seq, 1) for seq in self.running if seq.pending == 1 and not seq.is_full)
         return Step(True, chunks) if chunks else None
 
     def _preempt(self, seq: Sequence) -> None:

@@ -10,7 +10,9 @@ class Sequence:
     """The tokens of a request, how many of them are in the cache, and where.
 
     `pending` tokens still have to go through the model: all of a new prompt, one of a sequence that decodes, and
-    everything again after a preemption.
+    everything again after a preemption. `coming` tokens are being computed and have no value yet, but they count: the
+    sequence is so long already, and `limit` is how long it may become. `coming_row` is where the newest of them will
+    stand among the tokens of its step.
     """
 
     def __init__(
@@ -22,15 +24,16 @@ class Sequence:
         self.num_computed = 0
         self.params = params
         self.table = table
-        self.max_len = max_len
+        self.limit = max_len if params.max_tokens is None else min(max_len, self.num_prompt + params.max_tokens)
+        self.coming = self.coming_row = 0
 
     def __len__(self) -> int:
-        return len(self.token_ids)
+        return len(self.token_ids) + self.coming
 
     @property
     def pending(self) -> int:
         """How many tokens are not in the cache yet."""
-        return len(self.token_ids) - self.num_computed
+        return len(self) - self.num_computed
 
     @property
     def output_ids(self) -> list[int]:
@@ -39,6 +42,5 @@ class Sequence:
 
     @property
     def is_full(self) -> bool:
-        """Whether the model's length, or the request's max_tokens, allows no further token."""
-        limit = self.params.max_tokens
-        return len(self) >= self.max_len or (limit is not None and len(self) - self.num_prompt >= limit)
+        """Whether it may get no further token, beside those that are coming."""
+        return len(self) >= self.limit

@@ -67,7 +67,7 @@ def microbatches(bucket: int, count: int) -> list[range]:
 def _fill_in(input_ids: Tensor, coming: Tensor | None) -> None:
     """Put tokens of the step before where ids below 0 stand for them: -1 - i for the i-th."""
     if coming is not None:
-        told = coming[(-1 - input_ids).clamp_(min=0)]
+        told = coming[(-1 - input_ids).clamp_(min=0)].clamp_(min=0)  # a row that got none goes on with any
         input_ids.copy_(torch.where(input_ids < 0, told, input_ids))
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tinyengine.device import upload
 from tinyengine.errors import ConfigError
 from tinyengine.kv.blocks import blocks_needed
 from tinyengine.kv.cache import KVCache, KVLayout
@@ -260,11 +261,11 @@ class FlashAttention:
         """Where each context's slots are. Host arithmetic is allowed here: prefill is never captured."""
         device, size = inputs.block_table.device, cache.block_size
         contexts = torch.tensor(inputs.context_lens)
-        position = torch.cat([torch.arange(length) for length in inputs.context_lens]).to(device)
-        sequence = torch.repeat_interleave(torch.arange(len(contexts)), contexts).to(device)
+        position = upload(torch.cat([torch.arange(length) for length in inputs.context_lens]), device)
+        sequence = upload(torch.repeat_interleave(torch.arange(len(contexts)), contexts), device)
         slots = inputs.block_table[sequence, position // size].long() * size + position % size
         offsets = [list(itertools.accumulate(x, initial=0)) for x in (inputs.query_lens, inputs.context_lens)]
-        cu_q, cu_k = torch.tensor(offsets, dtype=torch.int32).to(device)
+        cu_q, cu_k = upload(torch.tensor(offsets, dtype=torch.int32), device)
         return FlashPrefillPlan(slots, cu_q, cu_k, max(inputs.query_lens), max(inputs.context_lens))
 
     def prefill(self, q: Tensor, layer_cache: Tensor, plan: FlashPrefillPlan) -> Tensor:
