@@ -13,6 +13,7 @@ MAY_IMPORT = {
     "errors": set(),
     "device": {"errors"},
     "cli": {"errors"},
+    "figures": {"errors"},
     "interrupts": set(),
     "tolerance": set(),
     "kv": {"device", "errors"},
@@ -41,8 +42,8 @@ MAY_IMPORT = {
         "sequence",
     },
     "generate": {"cli", "engine", "errors", "loading", "model", "request", "sampling"},
-    "memory": {"cli", "errors", "graphs", "kv", "loading", "model"},
-    "bench": {"cli", "engine", "errors", "loading", "model", "sampling"},
+    "memory": {"cli", "errors", "figures", "graphs", "kv", "loading", "model"},
+    "bench": {"cli", "engine", "errors", "figures", "kv", "loading", "model", "request", "sampling", "scheduler"},
     "__init__": {"engine", "errors", "request", "sampling"},
 }
 

@@ -1,7 +1,8 @@
-"""`python -m tinyengine.bench cpu`: decoding speed beside transformers and beside the bare matrix products.
+"""`python -m tinyengine.bench decode|throughput|cpu`: speed, beside the floor that memory bandwidth sets.
 
-All contestants run in one process with the same weights, dtype, threads, prompts and lengths. They take turns, and
-the least time of each counts: what disturbs a run only ever makes it slower.
+`decode` times a decode step at one context, `throughput` the public workload of nano-vllm, `cpu` a decode step beside
+transformers and beside the bare matrix products, all in one process that lets them take turns: the least time of each
+counts, since what disturbs a run only ever makes it slower.
 """
 
 from __future__ import annotations
@@ -9,21 +10,28 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import platform
+import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tinyengine.cli import Parser, at_least, exit_code
-from tinyengine.engine import Engine
+from tinyengine.engine import Engine, EngineStats
 from tinyengine.errors import ConfigError
+from tinyengine.figures import origin, written
+from tinyengine.kv.blocks import blocks_needed
 from tinyengine.loading import EMBEDDED_MODEL, ModelSource
+from tinyengine.model.inputs import DecodeInputs
 from tinyengine.model.transformer import Params
+from tinyengine.request import Completion
 from tinyengine.sampling import SamplingParams
+from tinyengine.scheduler import Step
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -117,17 +125,236 @@ def cpu(args: argparse.Namespace) -> dict[str, Any]:
         times = f"{row['tinyengine_ms']:.2f} | {row['transformers_ms']:.2f} | {ratio:.2f} x | {row['products_ms']:.2f}"
         print(f"| {row['batch']} | {times} |")
     return {
+        "command": "cpu",
         "model": args.model,
+        **origin("cpu"),
         "dtype": "float32",
         "threads": torch.get_num_threads(),
         "prompt_len": args.prompt_len,
         "new_tokens": args.new_tokens,
         "repeats": args.repeats,
-        "processor": platform.machine(),
-        "torch": torch.__version__,
         "transformers": importlib.metadata.version("transformers"),
         "rows": rows,
     }
+
+
+# ---- against the floor ----
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least time that reading the weights and the cache once can take, by this device's own copy bandwidth."""
+
+    bandwidth: float  # bytes a second
+    weights: int  # bytes that a step reads: of the embedding only where it is the LM head
+    kv: int  # bytes of one token in the cache
+
+    @classmethod
+    def measure(cls, engine: Engine) -> Floor:
+        """Copy 1 GiB back and forth (64 MiB on a CPU), five times; the best counts. A copy reads and writes."""
+        config, size = engine.config, (1 << 30) if engine.device.type == "cuda" else (64 << 20)
+        source = torch.ones(size, dtype=torch.uint8, device=engine.device)
+        target = torch.empty_like(source)
+        times = [timed(lambda: target.copy_(source), engine.device, 4) for _ in range(5)]
+        embedding = 0 if config.tie_embeddings else config.vocab_size * config.hidden_size
+        kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * engine.dtype.itemsize
+        return cls(2 * size / min(times), (config.num_params - embedding) * engine.dtype.itemsize, kv)
+
+    def seconds(self, tokens: int, steps: int = 1) -> float:
+        """So many steps over so many tokens of context together."""
+        return (steps * self.weights + tokens * self.kv) / self.bandwidth
+
+
+def timed(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Seconds of one call when several are queued one behind the other."""
+    if device.type != "cuda":
+        return seconds(lambda: [run() for _ in range(repeats)]) / repeats
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    begin.record()
+    for _ in range(repeats):
+        run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000 / repeats
+
+
+def random_prompts(engine: Engine, lengths: Sequence[int], seed: int) -> list[list[int]]:
+    """Token ids at random, of none that could be special."""
+    rng = random.Random(seed)
+    high = min(engine.config.vocab_size, 10_000)
+    return [[rng.randrange(min(300, high // 2), high) for _ in range(length)] for length in lengths]
+
+
+def setup(engine: Engine) -> dict[str, Any]:
+    """Where figures come from."""
+    return {
+        **origin(engine.device.type),
+        "dtype": str(engine.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "attention": engine.attention.name,
+        "block_size": engine.cache.block_size,
+    }
+
+
+def memory_bytes(engine: Engine) -> dict[str, int]:
+    """Weights, cache, and what graphs took."""
+    p = engine.params
+    tensors = [p.embed, p.final_norm, p.rope, *(t for layer in p.layers for t in vars(layer).values() if t is not None)]
+    tensors += [] if p.lm_head is p.embed else [p.lm_head]
+    return {
+        "weights_bytes": sum(t.nbytes for t in tensors),
+        "cache_bytes": engine.cache.data.nbytes,
+        "graph_pool_bytes": engine.runner.pool_bytes.reserved,
+    }
+
+
+def decode_at(model: str, batch: int, context: int, new_tokens: int, repeats: int) -> dict[str, Any]:
+    """A row of `decode`: a batch that reaches `context` tokens, then its last step again and again."""
+    engine = Engine(model, max_num_seqs=batch, max_model_len=context)
+    prompts = random_prompts(engine, [context - new_tokens] * batch, batch)
+    params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
+    engine.generate(prompts, params, progress=False)  # captures, and loads every kernel
+    runs = []
+    for _ in range(repeats):
+        engine.stats = EngineStats()
+        done = engine.generate(prompts, params, progress=False)
+        stats = engine.stats
+        runs.append(
+            {
+                "ttft_ms": 1000 * statistics.median(c.time_to_first_token for c in done),
+                "tpot_ms": 1000 * stats.decode_seconds / stats.decode_steps,
+                "host_ms": 1000 * (stats.decode_seconds - stats.waited_seconds) / stats.decode_steps,
+                "prefill_tokens_per_second": stats.prefill_tokens / stats.prefill_seconds,
+                "decode_tokens_per_second": stats.decode_tokens / stats.decode_seconds,
+            }
+        )
+    row: dict[str, Any] = {"batch": batch, "context": context}
+    row |= {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    runner, width = engine.runner, blocks_needed(context, engine.cache.block_size)
+    inputs = full_inputs(batch, width, context)
+    with torch.inference_mode():
+        row["eager_ms"] = 1000 * timed(lambda: runner.eager(inputs), engine.device, 5)
+        key = runner.key_for(batch, width) if runner.rung.graphs else None
+        captured = runner.find(key) if key and engine.device.type == "cuda" else None
+        if captured:
+            runner.decode(inputs)
+            times = [timed(captured.graph.replay, engine.device, 20) for _ in range(repeats)]
+            row["replay_ms"] = 1000 * statistics.median(times)
+    floor = Floor.measure(engine)
+    row["floor_ms"] = 1000 * floor.seconds(batch * context)
+    row["share_of_floor"] = row["floor_ms"] / row.get("replay_ms", row["tpot_ms"])
+    return row | {"bandwidth": floor.bandwidth} | memory_bytes(engine) | setup(engine)
+
+
+def full_inputs(batch: int, width: int, context: int) -> DecodeInputs:
+    """A decode step in which each sequence has `context` tokens in blocks of its own."""
+    inputs = DecodeInputs.allocate(batch, width, "cpu")
+    inputs.block_table.copy_(1 + torch.arange(batch * width).view(batch, width))
+    inputs.context_lens.fill_(context)
+    inputs.positions.fill_(context - 1)
+    return inputs
+
+
+def decode(args: argparse.Namespace) -> dict[str, Any]:
+    """Print the table of `decode_at`; the same as data."""
+    rows = []
+    print("batch   replay   eager    step    host    TTFT   floor   share   prefill/s    decode/s")
+    for batch in args.batch:
+        row = decode_at(args.model, batch, args.context, args.new_tokens, args.repeats)
+        rows.append(row)
+        replay = f"{row['replay_ms']:8.3f}" if "replay_ms" in row else "       -"
+        times = "".join(f"{row[name]:8.2f}" for name in ("eager_ms", "tpot_ms", "host_ms", "ttft_ms", "floor_ms"))
+        rates = f"{row['prefill_tokens_per_second']:12,.0f}{row['decode_tokens_per_second']:12,.0f}"
+        print(f"{batch:5}{replay}{times}{row['share_of_floor']:8.0%}{rates}", flush=True)
+    print("Milliseconds. Replay: a graph alone; step: as the engine makes it, of which the host is busy for `host`.")
+    return {"command": "decode", "model": args.model, "rows": rows}
+
+
+# ---- nano-vllm's workload ----
+
+
+def nano_vllm_workload(requests: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """nano-vllm's bench.py, number for number: 256 requests are 142,827 prompt tokens and 133,966 output tokens."""
+    rng = random.Random(0)
+    prompts = [[rng.randint(0, 10_000) for _ in range(rng.randint(100, 1024))] for _ in range(requests)]
+    params = [
+        SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=rng.randint(100, 1024)) for _ in range(requests)
+    ]
+    return prompts, params
+
+
+class _Watched(Engine):
+    """An engine that notes, for each decode step, its context and how long the device worked on it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.contexts: list[int] = []
+        self.spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        decode = self.runner.decode
+
+        def watched(inputs: DecodeInputs, coming: Tensor | None = None) -> Tensor:
+            self.contexts.append(int(inputs.context_lens.sum()))
+            self._mark()
+            return decode(inputs, coming)
+
+        self.runner.decode = watched  # type: ignore[method-assign]
+
+    def _mark(self) -> None:
+        if self.device.type == "cuda":
+            self.spans.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
+            self.spans[-1][0].record()
+
+    def _next_tokens(self, step: Step) -> Any:
+        result = super()._next_tokens(step)
+        if step.is_decode and self.spans:
+            self.spans[-1][1].record()
+        return result
+
+    @property
+    def device_seconds(self) -> float:
+        """In decode steps, from the first kernel of each to its last."""
+        return sum(float(begin.elapsed_time(end)) for begin, end in self.spans) / 1000
+
+
+def throughput(args: argparse.Namespace) -> dict[str, Any]:
+    """Serve the workload once, after a warm-up; a table and data."""
+    prompts, params = nano_vllm_workload(args.requests)
+    longest = max(len(prompt) + (p.max_tokens or 0) for prompt, p in zip(prompts, params, strict=True))
+    engine = _Watched(args.model, max_num_seqs=args.requests, max_model_len=longest)
+    prompts = [[token % engine.config.vocab_size for token in prompt] for prompt in prompts]
+    warm = seconds(lambda: engine.warmup(progress=False))
+    engine.generate(prompts[:8], [replace(p, max_tokens=4) for p in params[:8]], progress=False)
+    floor = Floor.measure(engine)
+    engine.stats, engine.contexts, engine.spans = EngineStats(), [], []
+    done: list[Completion] = []
+    wall = seconds(lambda: done.extend(engine.generate(prompts, params, progress=False)))
+    stats, output = engine.stats, sum(len(c.token_ids) for c in done)
+    row: dict[str, Any] = {
+        "requests": len(done),
+        "prompt_tokens": sum(map(len, prompts)),
+        "output_tokens": output,
+        "seconds": wall,
+        "output_tokens_per_second": output / wall,
+        "prefill_seconds": stats.prefill_seconds,
+        "prefill_tokens_per_second": stats.prefill_tokens / stats.prefill_seconds,
+        "decode_seconds": stats.decode_seconds,
+        "decode_tokens_per_second": stats.decode_tokens / stats.decode_seconds,
+        "decode_steps": stats.decode_steps,
+        "ttft_ms": 1000 * statistics.median(c.time_to_first_token for c in done),
+        "tpot_ms": 1000 * stats.decode_seconds / stats.decode_steps,
+        "host_ms": 1000 * (wall - stats.waited_seconds) / (stats.decode_steps or 1),
+        "device_decode_seconds": engine.device_seconds or None,
+        "preemptions": engine.scheduler.num_preemptions,
+        "floor_seconds": floor.seconds(sum(engine.contexts), stats.decode_steps),
+        "bandwidth": floor.bandwidth,
+        "warmup_seconds": warm,
+        **{f"graph_{name}": value for name, value in engine.runner.stats.items()},
+    }
+    row["share_of_floor"] = row["floor_seconds"] / wall
+    for name, value in row.items():
+        print(f"{name:28} {value:,.3f}" if isinstance(value, float) else f"{name:28} {value:,}" if value else name)
+    return {"command": "throughput", "model": args.model, **row, **memory_bytes(engine), **setup(engine)}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -141,6 +368,19 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--prompt-len", type=at_least(1), default=64, metavar="N")
     sub.add_argument("--new-tokens", type=at_least(2), default=64, metavar="N")
     sub.add_argument("--repeats", type=at_least(1), default=5, metavar="N")
+    sub = commands.add_parser("decode", help="a decode step at one context: graph, engine and bandwidth floor")
+    sub.set_defaults(command=decode)
+    sub.add_argument("--model", default=EMBEDDED_MODEL, metavar="DIR|PRESET")
+    sub.add_argument("--batch", type=at_least(1), nargs="+", default=[1, 64, 256], metavar="N")
+    sub.add_argument("--context", type=at_least(2), default=1024, metavar="N")
+    sub.add_argument("--new-tokens", type=at_least(2), default=64, metavar="N")
+    sub.add_argument("--repeats", type=at_least(1), default=3, metavar="N")
+    sub = commands.add_parser("throughput", help="nano-vllm's workload: 256 requests, 133,966 output tokens")
+    sub.set_defaults(command=throughput)
+    sub.add_argument("--model", default=EMBEDDED_MODEL, metavar="DIR|PRESET")
+    sub.add_argument("--requests", type=at_least(1), default=256, metavar="N")
+    for sub in commands.choices.values():
+        sub.add_argument("--json", metavar="FILE", help="also write the JSON object there")
     return parser
 
 
@@ -149,7 +389,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def program() -> int:
         args = build_parser().parse_args(argv)
-        print(json.dumps(args.command(args)))
+        print(json.dumps(written(lambda: args.command(args), args.json)))
         return 0
 
     return exit_code(program)

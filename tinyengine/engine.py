@@ -66,18 +66,21 @@ class StepOutput:
 
 @dataclass
 class EngineStats:
-    """Totals since the engine was made; seconds are wall time of whole steps."""
+    """Totals since the engine was made; seconds are wall time of whole steps, some of it waiting for the device."""
 
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_tokens: int = 0
+    decode_steps: int = 0
     decode_seconds: float = 0.0
+    waited_seconds: float = 0.0
     peak_blocks: int = 0
 
     def count(self, step: Step, seconds: float, blocks: int) -> None:
         """Add one step that took `seconds`, after which `blocks` blocks were in use."""
         if step.is_decode:
             self.decode_tokens += step.num_tokens
+            self.decode_steps += 1
             self.decode_seconds += seconds
         else:
             self.prefill_tokens += step.num_tokens
@@ -324,9 +327,10 @@ class Engine:
 
     def _land(self) -> None:
         """Read the tokens of the oldest step, and give them to those of its sequences that are still there."""
-        flight = self._flights[0]
+        flight, waits = self._flights[0], time.perf_counter()
         tokens = flight.readback.read()
         with held_interrupts():
+            self.stats.waited_seconds += time.perf_counter() - waits
             self._flights.popleft()
             for seq, token, logprobs in zip(flight.seqs, tokens, flight.logprobs, strict=True):
                 seq.coming -= 1

@@ -7,24 +7,21 @@ stays until the process ends. `sglang-8579` and `lightllm-964` reproduce two pub
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import logging
 import multiprocessing
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from tinyengine.cli import Parser, at_least, exit_code
 from tinyengine.errors import ConfigError
+from tinyengine.figures import origin, written
 from tinyengine.graphs.arena import MIB
 from tinyengine.graphs.cuda import CudaBackend
 from tinyengine.graphs.meter import GraphMemory, Meter, Predictor
@@ -138,7 +135,12 @@ def ladder(args: argparse.Namespace) -> dict[str, Any]:
     buckets = parse_buckets("sglang" if args.buckets is None else args.buckets)
     plans = [GraphPlan(cap_rung(rung, args.max_graphs), buckets, (setting.width,)) for rung in rungs]
     rows = table(setting, [(plan, lazy_order(plan)) for plan in plans], args.predict)
-    return {**origin(args.predict), **description(args, setting, buckets), "order": LAZY_ORDER, "rungs": rows}
+    return {
+        **origin(None if args.predict else "cuda"),
+        **description(args, setting, buckets),
+        "order": LAZY_ORDER,
+        "rungs": rows,
+    }
 
 
 def cap_rung(rung: Rung, max_graphs: int | None) -> Rung:
@@ -278,7 +280,7 @@ def sglang_8579(args: argparse.Namespace) -> dict[str, Any]:
     )
     order = "largest first, down to the smallest"
     shared = {"table_width": width, "published_gb": SGLANG_GB, "order": order, "rungs": rows, "drops": drops}
-    return {**origin(args.predict), **description(args, setting, buckets), **shared}
+    return {**origin(None if args.predict else "cuda"), **description(args, setting, buckets), **shared}
 
 
 def memory_of(row: dict[str, Any], name: str) -> int:
@@ -313,7 +315,12 @@ def lightllm_964(args: argparse.Namespace) -> dict[str, Any]:
     print(
         "Given back: what evictions returned to the device. From a shared pool it is nothing while a graph lives in it."
     )
-    return {**origin(args.predict), **description(args, setting, buckets), "batches": batches, "runs": rows}
+    return {
+        **origin(None if args.predict else "cuda"),
+        **description(args, setting, buckets),
+        "batches": batches,
+        "runs": rows,
+    }
 
 
 def lightllm_line(row: dict[str, Any]) -> str:
@@ -417,28 +424,6 @@ def description(args: argparse.Namespace, setting: Setting, buckets: Sequence[in
     }
 
 
-def origin(only_predict: bool) -> dict[str, Any]:
-    """Where and when: device, PyTorch, driver, commit, date."""
-    return {
-        "device": None if only_predict else torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "driver": None
-        if only_predict
-        else output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "commit": output_of("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"),
-        "date": datetime.date.today().isoformat(),
-    }
-
-
-def output_of(*command: str) -> str | None:
-    """The first line that a program prints, or None if it cannot be run."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.split("\n")[0].strip() or None
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The command line; its help is the manual."""
     parser = Parser(prog="python -m tinyengine.memory", description=__doc__)
@@ -460,23 +445,8 @@ def run(argv: Sequence[str] | None) -> int:
     """Parse, show, write; the exit code."""
     args = build_parser().parse_args(argv)
     args.predict = args.predict or not torch.cuda.is_available()
-    if args.json is not None:
-        check_writable(args.json)  # now, not after minutes
-    figures = args.lessons[args.lesson](args)
-    if args.json is not None:
-        Path(args.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    written(lambda: args.lessons[args.lesson](args), args.json)
     return 0
-
-
-def check_writable(path: str) -> None:
-    """ConfigError if no file can be written there."""
-    try:
-        existed = Path(path).exists()
-        open(path, "a", encoding="utf-8").close()
-        if not existed:
-            Path(path).unlink()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise ConfigError(f"cannot write {path!r}: {getattr(error, 'strerror', error)}") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
