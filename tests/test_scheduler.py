@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyengine.kv.blocks import BlockAllocator, BlockTable, blocks_needed
+from tinyengine.kv.blocks import BlockTable, blocks_needed
+from tinyengine.kv.prefix import PrefixCache
 from tinyengine.sampling import SamplingParams
 from tinyengine.scheduler import MAX_PREFILLS_IN_A_ROW, Scheduler
 from tinyengine.sequence import Sequence
@@ -12,7 +13,7 @@ BLOCK = 4
 
 
 def make(num_blocks=100, max_num_seqs=8, budget=16):
-    return Scheduler(BlockAllocator(num_blocks), max_num_seqs, budget)
+    return Scheduler(PrefixCache(num_blocks), max_num_seqs, budget)
 
 
 def add(scheduler, prompt_len, max_tokens=5, request_id=0, max_len=10_000):
@@ -22,10 +23,12 @@ def add(scheduler, prompt_len, max_tokens=5, request_id=0, max_len=10_000):
     return seq
 
 
-def run(scheduler, step):
+def run(scheduler, step, remember=False):
     """What the engine does with a step, the model left out: token 7 for every sequence that has none pending."""
     for seq, count in step.chunks:
         seq.num_computed += count
+        if remember:
+            scheduler.remember(seq)
         if not seq.pending:
             seq.token_ids.append(7)
             if seq.is_full:
@@ -122,6 +125,19 @@ def test_new_prompts_do_not_silence_those_that_are_being_answered():
     assert old.is_full and i <= 10 * (MAX_PREFILLS_IN_A_ROW + 1)
 
 
+def test_what_one_prompt_computes_is_shared_by_the_next_but_never_its_last_token():
+    scheduler = make(budget=8)
+    first, same = (add(scheduler, 8, max_tokens=3, request_id=i) for i in range(2))
+    longer = add(scheduler, 11, max_tokens=3, request_id=2)
+    step = scheduler.schedule()
+    assert counts(step) == [(0, 8)], "the others wait until they can share"
+    run(scheduler, step, remember=True)
+    step = scheduler.schedule()
+    assert counts(step) == [(1, 4), (2, 3)], "one block of two, since a token must be computed; and both"
+    assert same.table.blocks[0] == first.table.blocks[0] and same.table.blocks[1] != first.table.blocks[1]
+    assert longer.table.blocks[:2] == first.table.blocks and scheduler.num_cached_tokens == 4 + 8
+
+
 def test_removing_a_waiting_sequence_frees_nothing_and_loses_nothing():
     scheduler = make(max_num_seqs=1)
     running, waiting = (add(scheduler, 3, request_id=i) for i in range(2))
@@ -135,8 +151,16 @@ requests = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12), st.integer
 
 
 @settings(max_examples=150, deadline=None)
-@given(requests, st.integers(12, 40), st.integers(1, 6), st.integers(1, 40), st.randoms(use_true_random=False))
-def test_every_request_ends_and_no_block_is_leaked_shared_or_used_twice(work, num_blocks, max_seqs, budget, rng):
+@given(
+    requests,
+    st.integers(12, 40),
+    st.integers(1, 6),
+    st.integers(1, 40),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_every_request_ends_and_no_block_is_leaked_or_used_by_two(work, num_blocks, max_seqs, budget, remember, rng):
+    """All prompts begin alike, so with the prefix cache they share what they can."""
     scheduler = make(num_blocks, max_seqs, budget)
     arrivals = sorted((when, i, prompt, tokens) for i, (prompt, tokens, when) in enumerate(work))
     seqs, aborted, now = [], set(), 0
@@ -147,7 +171,7 @@ def test_every_request_ends_and_no_block_is_leaked_shared_or_used_twice(work, nu
         step = scheduler.schedule()
         if step is not None:
             check_step(scheduler, step, max_seqs, budget)
-            run(scheduler, step)
+            run(scheduler, step, remember)
         if rng.random() < 0.05 and not scheduler.is_idle:
             victim = rng.choice([*scheduler.running, *scheduler.waiting])
             scheduler.remove(victim)
@@ -159,8 +183,14 @@ def test_every_request_ends_and_no_block_is_leaked_shared_or_used_twice(work, nu
 
 
 def check_step(scheduler, step, max_seqs, budget):
-    held = [block for seq in scheduler.running for block in seq.table.blocks]
-    assert len(held) == len(set(held)) == scheduler.allocator.num_used, "leaked, or held by two"
+    held = {}
+    for seq in scheduler.running:
+        for i, block in enumerate(seq.table.blocks):
+            tokens = tuple(seq.token_ids[: (i + 1) * BLOCK])
+            assert held.setdefault(block, tokens) == tokens, "held by two that differ"
+            shared = scheduler.allocator.ref_count(block) > 1
+            assert not shared or seq.num_computed >= (i + 1) * BLOCK, "what is shared is written by nobody"
+    assert len(held) == scheduler.allocator.num_used, "leaked"
     assert 0 not in held and all(not seq.table.blocks for seq in scheduler.waiting)
     assert 0 < len(step.chunks) <= len(scheduler.running) <= max_seqs
     assert step.is_decode or step.num_tokens <= budget

@@ -31,8 +31,9 @@ from tinyengine.graphs.rungs import GraphOptions
 from tinyengine.graphs.runner import GraphRunner
 from tinyengine.graphs.tape import TapeBackend
 from tinyengine.interrupts import held_interrupts
-from tinyengine.kv.blocks import BlockAllocator, BlockTable, blocks_needed
+from tinyengine.kv.blocks import BlockTable, blocks_needed
 from tinyengine.kv.cache import KVCache, KVLayout, default_kv_bytes, fit_blocks
+from tinyengine.kv.prefix import PrefixCache
 from tinyengine.loading import EMBEDDED_MODEL, ModelSource, pick_dtype
 from tinyengine.model.attention import choose_attention
 from tinyengine.model.transformer import Params, float_logits, forward
@@ -153,7 +154,7 @@ class Engine:
         self.max_model_len = _fitting_length(layout, num_blocks, length, max_model_len)
         cache = KVCache(layout, num_blocks, self.device)
         max_num_seqs = min(max_num_seqs, num_blocks - 1)  # a running sequence holds at least one block
-        self.scheduler = Scheduler(BlockAllocator(num_blocks), max_num_seqs, max_num_batched_tokens)
+        self.scheduler = Scheduler(PrefixCache(num_blocks), max_num_seqs, max_num_batched_tokens)
         plan = options.plan(max_num_seqs, blocks_needed(self.max_model_len, size), num_blocks)
         backend: Backend = CudaBackend(self.device) if self.device.type == "cuda" else TapeBackend()
         self.runner = GraphRunner(params, cache, self.attention, backend, plan)
@@ -168,7 +169,7 @@ class Engine:
 
     @property
     def params(self) -> Params:
-        """The weights; change them in place, since graphs hold their addresses."""
+        """The weights; change them in place, since graphs hold their addresses, and call `reset_prefix_cache` then."""
         return self.runner.params
 
     @property
@@ -179,6 +180,10 @@ class Engine:
     def warmup(self, progress: bool = True) -> None:
         """Capture all graphs now instead of when they are first needed, behind a bar on stderr that shows bytes."""
         self.runner.warmup(progress=progress)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what full blocks hold: with other weights it would be something else. Sequences keep their blocks."""
+        self.scheduler.forget_all()
 
     # ---- requests ----
 
@@ -286,6 +291,8 @@ class Engine:
                 flight = Flight(step, seqs, tokens, logprobs, self.scheduler.allocator.num_used, started)
                 flight.take_off()
                 self._flights.append(flight)
+                for seq, _ in step.chunks:
+                    self.scheduler.remember(seq)
         while len(self._flights) > (1 if step and ahead else 0):
             self._land()
         outputs, self._held = self._held, []
@@ -353,7 +360,10 @@ class Engine:
     def _end(self, request: Request, reason: str, error: str | None = None) -> Completion:
         """Take a request out, free its blocks, and say what became of it."""
         if reason == "abort":  # perhaps over numbers that are none, which the blocks' next owner must not find
-            self.cache.erase(request.seq.table.blocks)
+            allocator = self.scheduler.allocator
+            own = [block for block in request.seq.table.blocks if allocator.ref_count(block) == 1]
+            allocator.forget(own)
+            self.cache.erase(own)
         del self._requests[request.seq.request_id]
         self.scheduler.remove(request.seq)
         return request.complete(reason, error)

@@ -7,10 +7,12 @@ sequence gives its own back and is computed again later (vLLM's recompute preemp
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections import deque
 from dataclasses import dataclass
 
-from tinyengine.kv.blocks import BlockAllocator
+from tinyengine.kv.prefix import PrefixCache
 from tinyengine.sequence import Sequence
 
 MAX_PREFILLS_IN_A_ROW = 8
@@ -42,13 +44,14 @@ class Scheduler:
     is full waits for its last token to be read.
     """
 
-    def __init__(self, allocator: BlockAllocator, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(self, allocator: PrefixCache, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.allocator = allocator
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.num_cached_tokens = 0
         self._prefills_in_a_row = 0
 
     @property
@@ -59,6 +62,19 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         """Queue a new request."""
         self.waiting.append(seq)
+
+    def remember(self, seq: Sequence) -> None:
+        """What a sequence has computed may be shared from now on: its full blocks whose tokens are known."""
+        full = min(seq.num_computed, len(seq.token_ids)) // seq.table.block_size
+        for i in range(seq.num_remembered, full):
+            self.allocator.remember(seq.table.blocks[i], seq.digests[i])
+        seq.num_remembered = max(full, seq.num_remembered)
+
+    def forget_all(self) -> None:
+        """Nothing that was computed so far may be shared, nor what running sequences add to it."""
+        self.allocator.forget(range(self.allocator.num_blocks))
+        for seq in self.running:
+            seq.num_remembered = sys.maxsize
 
     def remove(self, seq: Sequence) -> None:
         """Take a sequence out, ended or aborted, and free its blocks."""
@@ -71,34 +87,50 @@ class Scheduler:
         Prompts go first: the more sequences decode together, the less each token costs. But a stream of new prompts
         must not silence those that are being answered, so they get a step after MAX_PREFILLS_IN_A_ROW at the latest.
         """
-        self._admit()
         decode_is_due = self._prefills_in_a_row >= MAX_PREFILLS_IN_A_ROW
         step = (self._decode_step() if decode_is_due else None) or self._prefill_step() or self._decode_step()
         self._prefills_in_a_row = 0 if step is None or step.is_decode else self._prefills_in_a_row + 1
         return step
 
-    def _admit(self) -> None:
-        """Move waiting sequences to running while their tokens so far find blocks, in order of arrival.
+    def _admit(self) -> Sequence | None:
+        """Move the oldest waiting sequence to running, if there is room for its tokens so far.
+
+        Full blocks that somebody has computed before are shared (kv/prefix.py), and their tokens count as computed.
 
         One block for each running sequence stays free, else the next decode step would preempt what was just
         admitted. When none runs nothing is kept free, and any sequence fits, since none longer than the cache is
         ever accepted: so this cannot wait for ever.
         """
-        while self.waiting and len(self.running) < self.max_num_seqs:
-            seq = self.waiting[0]
-            if seq.table.missing(len(seq)) + len(self.running) > self.allocator.num_free:
-                return
-            seq.table.grow(len(seq))
-            self.running.append(self.waiting.popleft())
+        if not self.waiting or len(self.running) >= self.max_num_seqs:
+            return None
+        seq = self.waiting[0]
+        # At least one token must go through the model, since it gives the next one.
+        known = self.allocator.find(seq.digests[: (len(seq) - 1) // seq.table.block_size])
+        missing = seq.table.missing(len(seq)) - len(known) + self.allocator.num_idle(known)
+        if missing + len(self.running) > self.allocator.num_free:
+            return None
+        seq.table.share(known)
+        seq.table.grow(len(seq))
+        seq.num_remembered = len(known)
+        seq.num_computed = len(known) * seq.table.block_size
+        self.num_cached_tokens += seq.num_computed
+        self.running.append(self.waiting.popleft())
+        return seq
 
     def _prefill_step(self) -> Step | None:
-        """Chunks of the running sequences that have more than one token pending, oldest first, up to the budget."""
+        """Chunks of the running sequences that have more than one token pending, oldest first, up to the budget.
+
+        Waiting sequences are admitted as long as the budget has room for them, and no earlier: what a step computes
+        may be shared by those that come after it. One with a single token pending goes on to decode.
+        """
         budget = self.max_num_batched_tokens
         chunks = []
-        for seq in self.running:
-            if seq.pending > 1 and budget > 0:
+        for seq in itertools.chain(list(self.running), iter(self._admit, None)):
+            if seq.pending > 1:
                 chunks.append((seq, min(seq.pending, budget)))
                 budget -= chunks[-1][1]
+            if budget == 0:
+                break
         return Step(False, tuple(chunks)) if chunks else None
 
     def _decode_step(self) -> Step | None:
@@ -120,6 +152,6 @@ class Scheduler:
         """Send a running sequence back to the front of the queue; its tokens stay, its cache does not."""
         self.running.remove(seq)
         seq.table.release()
-        seq.num_computed = 0
+        seq.num_computed = seq.num_remembered = 0
         self.waiting.appendleft(seq)
         self.num_preemptions += 1

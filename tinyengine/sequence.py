@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tinyengine.kv.blocks import BlockTable
+from tinyengine.kv.prefix import extend_digests
 from tinyengine.sampling import SamplingParams
 
 
@@ -22,10 +23,12 @@ class Sequence:
         self.token_ids = list(prompt_ids)
         self.num_prompt = len(prompt_ids)
         self.num_computed = 0
+        self.num_remembered = 0  # of its blocks, in the prefix cache
         self.params = params
         self.table = table
         self.limit = max_len if params.max_tokens is None else min(max_len, self.num_prompt + params.max_tokens)
         self.coming = self.coming_row = 0
+        self._digests: list[bytes] = []
 
     def __len__(self) -> int:
         return len(self.token_ids) + self.coming
@@ -34,6 +37,11 @@ class Sequence:
     def pending(self) -> int:
         """How many tokens are not in the cache yet."""
         return len(self) - self.num_computed
+
+    @property
+    def digests(self) -> list[bytes]:
+        """Of each block that its tokens fill; see kv/prefix.py."""
+        return extend_digests(self._digests, self.token_ids, self.table.block_size)
 
     @property
     def output_ids(self) -> list[int]:

@@ -70,7 +70,7 @@ class BlockAllocator:
     @property
     def num_used(self) -> int:
         """Blocks that at least one owner holds."""
-        return self.num_blocks - 1 - len(self._free)
+        return self.num_blocks - 1 - self.num_free
 
     def ref_count(self, block: int) -> int:
         """How many owners the block has; 0 when it is free."""
@@ -78,9 +78,9 @@ class BlockAllocator:
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks with one owner each, or BlockError and none taken."""
-        if count > len(self._free):
-            raise BlockError(f"{count} blocks asked for and {len(self._free)} are free: preempt a sequence first")
-        blocks = [heapq.heappop(self._free) for _ in range(count)]
+        if count > self.num_free:
+            raise BlockError(f"{count} blocks asked for and {self.num_free} are free: preempt a sequence first")
+        blocks = [self._take() for _ in range(count)]
         for block in blocks:
             self._refs[block] = 1
         return blocks
@@ -95,7 +95,13 @@ class BlockAllocator:
         for block in self._require_used(blocks, "freed"):
             self._refs[block] -= 1
             if self._refs[block] == 0:
-                heapq.heappush(self._free, block)
+                self._give_back(block)
+
+    def _take(self) -> int:
+        return heapq.heappop(self._free)
+
+    def _give_back(self, block: int) -> None:
+        heapq.heappush(self._free, block)
 
     def _require_used(self, blocks: Iterable[int], verb: str) -> list[int]:
         """The blocks as a list, once it is sure that each has as many owners as the list names it."""
@@ -115,6 +121,11 @@ class BlockTable:
         self.block_size = block_size
         self.blocks: list[int] = []
 
+    def share(self, blocks: Sequence[int]) -> None:
+        """Begin with blocks that others have filled with the same tokens."""
+        self._allocator.share(blocks)
+        self.blocks = [*blocks]
+
     def missing(self, num_tokens: int) -> int:
         """How many more blocks the sequence needs to hold `num_tokens` tokens."""
         return max(0, blocks_needed(num_tokens, self.block_size) - len(self.blocks))
@@ -124,6 +135,6 @@ class BlockTable:
         self.blocks += self._allocator.allocate(self.missing(num_tokens))
 
     def release(self) -> None:
-        """Give every block back; the table is then empty and may grow again."""
-        self._allocator.free(self.blocks)
+        """Give every block back, the last one first; the table is then empty and may grow again."""
+        self._allocator.free(reversed(self.blocks))
         self.blocks = []
