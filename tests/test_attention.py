@@ -199,6 +199,15 @@ def test_a_flash_path_that_is_wrong_is_found_at_start(monkeypatch):
         assert choose("auto").name == "gather"
 
 
+@pytest.mark.parametrize("block_size", [1, 2, 16])
+@pytest.mark.parametrize("shape", GROUPS, ids=str)
+def test_the_check_at_start_is_valid_for_every_shape(monkeypatch, shape, block_size):
+    monkeypatch.setattr(FlashAttention, "reason_against", staticmethod(lambda *_: None))
+    with flash_stand_in():
+        chosen = choose_attention("flash", config_of(*shape), block_size, torch.device("cpu"), torch.float32)
+    assert chosen.name == "flash"
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("group", [1, 2, 4, 8])

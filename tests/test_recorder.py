@@ -180,3 +180,18 @@ def test_a_repeated_operator_is_not_mistaken_for_another():
     x = meta(4, dtype=torch.int64)
     sizes = [e.nbytes for e in trace(lambda: (x * True, x * 1, x * 1.0, x * 1)) if e.nbytes]
     assert sizes == [32, 32, 16, 32]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "heads, kv_heads, head_dim", [(8, 1, 64), (32, 16, 256), (64, 32, 128), (12, 3, 96), (4, 4, 64)]
+)
+@pytest.mark.parametrize("batch, width", [(1, 8), (2, 4), (8, 1), (3, 4)])
+def test_other_shapes_of_heads_too_are_predicted_event_for_event(heads, kv_heads, head_dim, batch, width):
+    """Where the flash kernel splits the keys of a small batch by itself, and how often, depends on these."""
+    config = replace(PRESETS["llama-3.2-1b"], num_layers=2, vocab_size=1000)
+    config = replace(config, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
+    predicted = trace(decode_step(config, "meta", batch, width))
+    measured = device_events(decode_step(config, "cuda", batch, width))
+    held = {e.id for e in measured[:2] if e.nbytes == 8}
+    assert numbered(predicted) == numbered([e for e in measured if e.id not in held])

@@ -1179,3 +1179,16 @@ def test_serving_keeps_its_garbage_collector():
         gc.callbacks.pop()
     assert gc.isenabled() and gc.get_freeze_count() == 0
     assert len(collections) < len(scene.runner.keys), "not one full collection for each capture"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_padding_that_overflows_harms_no_sequence(dtype):
+    """A padded row is token 0, whose K and V may be no numbers: others must not read the null block, where they go."""
+    scene = Scene("tape", dtype=dtype, buckets=(1, 2, 4, 8), widths=(1, 4))
+    scene.runner.params.embed[0] = float("inf")
+    for n in (3, 5, 7):
+        inputs = scene.batch(n, 3)
+        inputs.input_ids.clamp_(min=1)
+        for _ in range(2):
+            assert scene.runner.decode(inputs).isfinite().all()
+    assert not scene.runner.cache.data[:, 0].isfinite().all(), "the padding must have overflowed"

@@ -35,7 +35,7 @@ from tinyengine.kv.blocks import BlockTable, blocks_needed
 from tinyengine.kv.cache import KVCache, KVLayout, default_kv_bytes, fit_blocks
 from tinyengine.kv.prefix import PrefixCache
 from tinyengine.loading import EMBEDDED_MODEL, ModelSource, pick_dtype
-from tinyengine.model.attention import choose_attention
+from tinyengine.model.attention import MAX_FLASH_SEQUENCES, MAX_FOLD, choose_attention
 from tinyengine.model.transformer import Params, float_logits, forward
 from tinyengine.request import Completion, Request, TokenLogprobs
 from tinyengine.sampling import (
@@ -144,7 +144,7 @@ class Engine:
 
         layout = KVLayout(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim, size, self.dtype)
         if kv_bytes is None:
-            reserve = self._step_bytes(max_num_seqs, max_num_batched_tokens, length)
+            reserve = self._step_bytes(max_num_seqs, max_num_batched_tokens, length, size)
             kv_bytes = default_kv_bytes(self.device, reserve)
             if self.device.type == "cuda":  # graphs come later, but their bytes are known now
                 blocks = fit_blocks(layout, kv_bytes, max_num_seqs, length)
@@ -416,16 +416,18 @@ class Engine:
             )
         return ids, sampling_params or SamplingParams()
 
-    def _step_bytes(self, max_seqs: int, max_tokens: int, max_len: int) -> int:
-        """An upper estimate of a step's intermediates: the widest layer of a prefill step, and the sampler's copies."""
-        config = self.config
-        kv_row = 2 * config.num_kv_heads * config.head_dim
+    def _step_bytes(self, max_seqs: int, max_tokens: int, max_len: int, block_size: int) -> int:
+        """An upper estimate of a step's intermediates: the widest layer of either kind, and the sampler's copies."""
+        config, size = self.config, self.dtype.itemsize
+        kv_row, q_row = 2 * config.num_kv_heads * config.head_dim, config.num_heads * config.head_dim
         # x, its norm, what attention adds and what the MLP adds; Q, Q rotated and what was attended; gate, up, product
-        row = 4 * config.hidden_size + 3 * config.num_heads * config.head_dim + kv_row + 3 * config.intermediate_size
-        row += config.head_dim**2  # the rotation
-        layer = max_tokens * row + (max_tokens + max_len) * kv_row  # and K and V gathered for the flash kernel
+        row = 4 * config.hidden_size + 3 * q_row + kv_row + 3 * config.intermediate_size + config.head_dim**2
+        prefill = max_tokens * row + (max_tokens + max_len) * kv_row  # and K and V gathered for the flash kernel
+        # Queries and results of each block with kv heads folded, and their shares of the softmax.
+        blocks = min(max_seqs * blocks_needed(max_len, block_size), MAX_FLASH_SEQUENCES)
+        decode = blocks * (2 * MAX_FOLD * q_row + 4 * MAX_FOLD * config.num_heads) + max_seqs * row
         # Logits, scaled, sorted, their int64 order (two), probabilities, their sums, and one to spare.
-        return layer * self.dtype.itemsize + 8 * max_seqs * config.vocab_size * 4
+        return max(prefill, decode) * size + 8 * max_seqs * config.vocab_size * 4
 
 
 def _fitting_length(layout: KVLayout, num_blocks: int, length: int, asked: int | None) -> int:

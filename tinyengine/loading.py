@@ -48,7 +48,7 @@ class ModelSource:
         return cls(ModelConfig.from_folder(folder), Tokenizer.from_folder(folder), folder)
 
     def load(self, device: torch.device, dtype: torch.dtype, max_len: int) -> Params:
-        """The weights on the device; a preset's are random. Rotary tables for `max_len` positions."""
+        """The weights on the device; a preset's are random. A rotary table for `max_len` positions."""
         if self.folder is None:
             return random_params(self.config, device, dtype, max_len)
         return load_params(self.folder, self.config, device, dtype, max_len)

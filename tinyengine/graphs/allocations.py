@@ -58,24 +58,21 @@ def _sdpa(args: tuple[Any, ...], outputs: Sequence[Tensor]) -> Iterator[Step]:
 def _split_flash(args: tuple[Any, ...], outputs: Sequence[Tensor]) -> Iterator[Step]:
     """One query a sequence and fewer kv heads: the kernel folds the group into rows, and splits the keys.
 
-    ATen's flash_api.cpp, mha_varlen_fwd and set_params_splitkv. Folding copies Q before, and Q and the output after,
-    unless there is one sequence. There is a split for each tile of keys, as long as all of them find room on the
-    device at once: 264 tiles on an H200.
+    ATen's flash_api.cpp, mha_varlen_fwd and set_params_splitkv. Folding copies Q before, and the output and Q after,
+    unless there is one sequence; with one kv head there is nothing to reorder, and Q is only made contiguous.
     """
     out, lse, *rest = outputs
-    query, max_k = args[0], args[6]
-    sequences, _, dim = query.shape
-    copies = sequences > 1
-    if copies:
+    query, key, max_k = args[0], args[1], args[6]
+    sequences, heads, dim = query.shape
+    copies = sequences > 1 and key.shape[1] > 1
+    if copies or not query.is_contiguous():
         yield query.numel() * query.element_size()
-        yield out.numel() * out.element_size()
-    else:
-        yield out
+    yield out.numel() * out.element_size() if copies else out
     yield lse
     tile = 256 if dim <= 64 else 128 if dim <= 128 else 64
-    splits = -(-max_k // tile)
+    splits = _splits(sequences * key.shape[1] * -(-heads // key.shape[1] // 64), -(-max_k // tile))
     if splits > 1:
-        rows = splits * sequences * query.shape[1]
+        rows = splits * sequences * heads
         yield rows * 4  # float32 log-sum-exps and outputs of the splits
         yield rows * 4 * (-(-dim // 32) * 32 if dim <= 192 else 256)
     yield from rest
@@ -83,3 +80,18 @@ def _split_flash(args: tuple[Any, ...], outputs: Sequence[Tensor]) -> Iterator[S
         yield out
         yield Free(1)
         yield query.numel() * query.element_size()
+
+
+def _splits(tiles: int, key_tiles: int, room: int = 2 * 132) -> int:
+    """Into how many parts the keys go (ATen's num_splits_heuristic): the fewest that fill the device almost as well.
+
+    tiles: of queries, which all splits repeat; room: tiles at once, two for each of an H200's 132 multiprocessors.
+    """
+    if tiles >= 0.8 * room:
+        return 1
+    shares = {}
+    for splits in range(1, min(128, room, key_tiles) + 1):
+        if splits == 1 or -(-key_tiles // splits) != -(-key_tiles // (splits - 1)):
+            waves = tiles * splits / room
+            shares[splits] = waves / math.ceil(waves)
+    return next(splits for splits, share in shares.items() if share >= 0.85 * max(shares.values()))

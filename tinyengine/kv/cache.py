@@ -81,10 +81,11 @@ def default_kv_bytes(device: torch.device, reserve: int) -> int:
 def fit_blocks(layout: KVLayout, kv_bytes: int, max_seqs: int, max_tokens: int) -> int:
     """How many blocks to allocate, the null block included: what `kv_bytes` holds, and no more than can be used.
 
-    `max_seqs` sequences of `max_tokens` tokens are the most that can ever live at once. ConfigError if not even one
+    `max_seqs` sequences of `max_tokens` tokens are the most that can ever live at once, and the last one is admitted
+    if each of the others could have another block. ConfigError if not even one
     block beside the null block fits.
     """
-    usable = max_seqs * blocks_needed(max_tokens, layout.block_size) + 1
+    usable = max_seqs * (blocks_needed(max_tokens, layout.block_size) + 1)
     fitting = min(kv_bytes // layout.bytes_per_block, usable)
     if fitting < 2:
         raise ConfigError(

@@ -3,7 +3,7 @@
 `GatherAttention` copies each sequence's blocks into one dense tensor and lets SDPA do the rest: any device, and
 the reference. `FlashAttention` (CUDA, sm80+, half precision) hands the blocks to PyTorch's built-in flash kernel
 (Dao 2023) as many short sequences, and merges the partial results by their log-sum-exp as flash-decoding does:
-no gathered copy of K and V is ever made in a decode step.
+no copy of K and V is made in a decode step, but for a batch of a few tokens, where a small one costs less.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tinyengine.tolerance import TOLERANCE, relative_error
 # The flash kernel's grid has one row a sequence, and CUDA allows 65,535 there.
 MAX_FLASH_SEQUENCES = 65_535
 MAX_HEAD_DIM = 256  # of the flash kernel
+MAX_FOLD = 4  # kv heads taken as one
 FEW_TOKENS = 2_048  # a copy of so many tokens costs less time than merging blocks does
 
 
@@ -103,11 +104,15 @@ class GatherAttention:
     def plan(self, inputs: DecodeInputs | PrefillInputs, cache: KVCache) -> GatherDecodePlan | GatherPrefillPlan:
         """Flatten the block table and mask what lies beyond each context; for prefill, cut the batch by sequence."""
         if isinstance(inputs, DecodeInputs):
-            positions = torch.arange(inputs.block_table.shape[1] * cache.block_size, device=inputs.block_table.device)
-            beyond = positions >= inputs.context_lens.unsqueeze(1)
+            table, lens = inputs.block_table, inputs.context_lens.unsqueeze(1)
+            positions = torch.arange(table.shape[1] * cache.block_size, device=table.device)
+            beyond = positions >= lens
+            # What is masked is read all the same, and a NaN stays one: so no column shows the null block to a
+            # sequence, since padded rows write there, but its own first block.
+            table = torch.where(beyond[:, :: cache.block_size], table[:, :1], table)
             mask = torch.zeros(beyond.shape, dtype=cache.data.dtype, device=beyond.device)
             mask.masked_fill_(beyond, float("-inf"))  # SDPA would turn a bool mask into this in every layer
-            return GatherDecodePlan(inputs.block_table.flatten().long(), mask[:, None, None])
+            return GatherDecodePlan(table.flatten().long(), mask[:, None, None])
         ends = itertools.accumulate(inputs.query_lens)
         rows = [slice(end - length, end) for end, length in zip(ends, inputs.query_lens, strict=True)]
         widths = [blocks_needed(context, cache.block_size) for context in inputs.context_lens]
@@ -175,7 +180,9 @@ class FlashAttention:
     def __init__(self, config: ModelConfig) -> None:
         self._group = config.num_heads // config.num_kv_heads
         self._kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
-        self._fold = max(f for f in (1, 2, 4) if config.num_kv_heads % f == 0 and f * config.head_dim <= MAX_HEAD_DIM)
+        self._fold = max(
+            f for f in range(1, MAX_FOLD + 1) if config.num_kv_heads % f == 0 and f * config.head_dim <= MAX_HEAD_DIM
+        )
         self._gather = GatherAttention()
 
     @staticmethod
@@ -342,7 +349,7 @@ def _check_batches(
     config: ModelConfig, block_size: int, device: torch.device, dtype: torch.dtype
 ) -> list[tuple[DecodeInputs | PrefillInputs, KVCache, Tensor]]:
     """Three sequences over shuffled blocks of random K and V: a decode step, a wider one, and a prefill step."""
-    lens, width = (1, block_size + 3, 2 * block_size), 2
+    lens, width = (1, min(block_size + 3, 2 * block_size), 2 * block_size), 2
     layout = KVLayout(1, config.num_kv_heads, config.head_dim, block_size, dtype)
     cache = KVCache(layout, len(lens) * width + 1, device)
     generator = torch.Generator(device).manual_seed(0)
@@ -351,7 +358,7 @@ def _check_batches(
     wide = F.pad(table, (0, FEW_TOKENS // block_size))  # too wide to be gathered
     unused = torch.zeros(0, dtype=torch.int64, device=device)  # attention looks at neither ids, positions nor slots
     context = torch.tensor(lens, dtype=torch.int32, device=device)
-    chunks = (1, 3, 2)
+    chunks = (1, 2, 2)
     batches = (
         (DecodeInputs(unused, unused, unused, table, context), len(lens)),
         (DecodeInputs(unused, unused, unused, wide, context), len(lens)),
