@@ -612,7 +612,7 @@ def test_bfloat16_on_cuda_tells_the_same_until_a_close_call(families, attention)
 
 
 def test_as_many_sequences_run_together_as_were_asked_for(families):
-    """Each with all the tokens that it may have: the cache is sized for them, and for the block that each may ask for."""
+    """Each with all its tokens: the cache is sized for them, and for the block that each may ask for next."""
     for count in (2, 3, 5):
         engine = Engine(families["llama"][1], device="cpu", max_num_seqs=count, max_model_len=64)
         params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
