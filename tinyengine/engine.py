@@ -187,8 +187,10 @@ class Engine:
 
     # ---- requests ----
 
-    def add_request(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> int:
+    def add_request(self, prompt: Prompt, sampling_params: SamplingParams | None = None, in_pieces: bool = True) -> int:
         """Queue a prompt, text or token ids; returns the request's id. RequestError, and nothing queued, if it is bad.
+
+        in_pieces: whether its step outputs show text; else the completion alone does, for less work.
 
         Text is encoded with the tokenizer's special tokens (a BOS, say); token ids are taken as they are.
         """
@@ -198,7 +200,7 @@ class Engine:
         seq = TokenSequence(request_id, ids, params, table, self.max_model_len)
         text = prompt if isinstance(prompt, str) else self.tokenizer.decode(ids)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        self._requests[request_id] = Request(text, seq, seed, self.tokenizer)
+        self._requests[request_id] = Request(text, seq, seed, self.tokenizer, in_pieces)
         self.scheduler.add(seq)
         return request_id
 
@@ -281,20 +283,21 @@ class Engine:
         """
         started = time.perf_counter()
         ahead = self._runs_ahead and all(seq.params.repetition_penalty == 1 for seq in self.scheduler.running)
-        if not ahead:
-            self._land_all()  # a penalty wants to know every token
+        if self._flights and not ahead:
+            with held_interrupts():
+                self._land()  # a penalty wants to know every token
         with held_interrupts():
             step = self.scheduler.schedule()
         if step:
             seqs, tokens, logprobs = self._next_tokens(step)
-            with held_interrupts():
+        with held_interrupts():
+            if step:
                 flight = Flight(step, seqs, tokens, logprobs, self.scheduler.allocator.num_used, started)
                 flight.take_off()
                 self._flights.append(flight)
                 for seq, _ in step.chunks:
                     self.scheduler.remember(seq)
-        while len(self._flights) > (1 if step and ahead else 0):
-            self._land()
+            self._land(but=1 if step and ahead else 0)
         outputs, self._held = self._held, []
         return outputs
 
@@ -328,15 +331,11 @@ class Engine:
             self._sampling = ids, lengths, batch
         return batch.later(tokens) if tokens else batch
 
-    def _land_all(self) -> None:
-        while self._flights:
-            self._land()
-
-    def _land(self) -> None:
-        """Read the tokens of the oldest step, and give them to those of its sequences that are still there."""
-        flight, waits = self._flights[0], time.perf_counter()
-        tokens = flight.readback.read()
-        with held_interrupts():
+    def _land(self, but: int = 0) -> None:
+        """Read the tokens of the oldest steps, all but so many, and give them to the sequences that are still there."""
+        while len(self._flights) > but:
+            flight, waits = self._flights[0], time.perf_counter()
+            tokens = flight.readback.read()
             self.stats.waited_seconds += time.perf_counter() - waits
             self._flights.popleft()
             for seq, token, logprobs in zip(flight.seqs, tokens, flight.logprobs, strict=True):
@@ -383,7 +382,7 @@ class Engine:
         ids: list[int] = []
         try:
             for prompt, one in zip(prompts, params, strict=True):
-                ids.append(self.add_request(prompt, one))
+                ids.append(self.add_request(prompt, one, in_pieces=False))
         except RequestError as error:
             self._abort_unfinished(ids)
             raise RequestError(f"prompt {len(ids)}: {error}") from None

@@ -167,7 +167,8 @@ class _Session:
         )
         for row in self.rows:
             try:
-                row.request_id = self.engine.add_request(self._encoded(row.prompt), params)
+                alone = len(self.rows) == 1 and not args.json
+                row.request_id = self.engine.add_request(self._encoded(row.prompt), params, in_pieces=alone)
             except RequestError as error:
                 row.error = one_line(error)
 

@@ -40,14 +40,16 @@ class Completion:
 class Request:
     """A sequence of tokens and the text that it has become so far.
 
-    seed: for the noise of sampling; the request's own, or one drawn for it.
+    seed: for the noise of sampling; the request's own, or one drawn for it. in_pieces: whether somebody reads the text
+    as it comes; else, and if no stop string has to be found in it, it is made when the request ends, which is faster.
     """
 
-    def __init__(self, prompt: str, seq: Sequence, seed: int, tokenizer: TextTokenizer) -> None:
+    def __init__(self, prompt: str, seq: Sequence, seed: int, tokenizer: TextTokenizer, in_pieces: bool) -> None:
         self.prompt = prompt
         self.seq = seq
         self.seed = seed
         self.text = ""
+        self._in_pieces = in_pieces or bool(seq.params.stop)
         self._detokenizer = Detokenizer(tokenizer, seq.token_ids)
         self._stops = StopStrings(seq.params.stop)
         self._logprobs: list[TokenLogprobs] = []
@@ -55,7 +57,7 @@ class Request:
         self._first_token = float("nan")
 
     def append(self, token: int, logprobs: TokenLogprobs | None, eos_token_ids: Collection[int]) -> str | None:
-        """Add a generated token and the text that it makes readable; why the request ends here, or None.
+        """Add a generated token and, in pieces, the text that it makes readable; why the request ends here, or None.
 
         The text leaves out the token or the string that ends it; token_ids keep the token.
         """
@@ -67,15 +69,19 @@ class Request:
             self._logprobs.append(logprobs)
         if token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos):
             return "stop"
-        text, stopped = self._stops.push(self._detokenizer.add([token]))
-        self.text += text
-        if stopped:
-            return "stop"
+        if self._in_pieces:
+            text, stopped = self._stops.push(self._detokenizer.add([token]))
+            self.text += text
+            if stopped:
+                return "stop"
         return "length" if len(seq.token_ids) >= seq.limit else None
 
     def complete(self, reason: str, error: str | None = None) -> Completion:
         """Show what was held back, and close. What was held back may still complete a stop string."""
-        text, stopped = self._stops.push(self._detokenizer.flush())
+        rest = [] if self._in_pieces else self.seq.output_ids
+        if reason == "stop":
+            rest = rest[:-1]  # the token that ends it
+        text, stopped = self._stops.push(self._detokenizer.flush(rest))
         self.text += text + self._stops.flush()
         return Completion(
             prompt=self.prompt,

@@ -133,7 +133,7 @@ class SamplingBatch:
 
     def later(self, tokens: int) -> SamplingBatch:
         """The same rows so many tokens later."""
-        return replace(self, position=self.position + tokens)
+        return self if self.all_greedy else replace(self, position=self.position + tokens)
 
 
 def penalize_repetition(logits: Tensor, params: Sequence[SamplingParams], histories: Sequence[Sequence[int]]) -> Tensor:

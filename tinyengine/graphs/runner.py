@@ -270,9 +270,11 @@ class GraphRunner:
             inputs = pad(inputs, key.bucket, key.width)
         inputs = inputs.to(self.params.device)
         _fill_in(inputs.input_ids[:n], coming)
-        parts = microbatches(len(inputs.input_ids), key.microbatches if key else 1)
-        rows = [inputs.rows(part.start, part.stop) for part in parts]
-        hidden = torch.cat([forward(self.params, part, self._attention, self.cache) for part in rows])
+        if key is None or key.microbatches == 1:
+            hidden = forward(self.params, inputs, self._attention, self.cache)
+        else:
+            parts = [inputs.rows(r.start, r.stop) for r in microbatches(key.bucket, key.microbatches)]
+            hidden = torch.cat([forward(self.params, part, self._attention, self.cache) for part in parts])
         if key is None or self._buffers.ending == "direct":
             return float_logits(self.params, hidden)[:n]
         return lm_head(self.params, hidden)[:n].float()

@@ -66,16 +66,16 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out[0].transpose(0, 1)
 
 
-def decode_attention(q: Tensor, layer_cache: Tensor, blocks: Tensor, mask: Tensor) -> Tensor:
+def decode_attention(q: Tensor, layer_cache: Tensor, blocks: Tensor, mask: Tensor, gathered: Tensor) -> Tensor:
     """One query of each of n sequences over the blocks of its block table.
 
     q: `[n, heads, head_dim]`; layer_cache: `[blocks, block_size, 2, kv_heads, head_dim]`; blocks: int64
     `[n * width]`, the block table laid flat; mask: `[n, 1, 1, width * block_size]` in q's dtype, 0 where a position
-    counts and -inf where not. The query heads that share a kv head become query rows of one head, so K and V are
-    not repeated. Returns `[n, heads, head_dim]`.
+    counts and -inf where not; gathered: where the blocks are copied to. The query heads that share a kv head become
+    query rows of one head, so K and V are not repeated. Returns `[n, heads, head_dim]`.
     """
     n = q.shape[0]
-    kv = layer_cache.index_select(0, blocks).view(n, -1, *layer_cache.shape[2:])
+    kv = torch.index_select(layer_cache, 0, blocks, out=gathered).view(n, -1, *layer_cache.shape[2:])
     k, v = kv.transpose(1, 3).unbind(2)  # each [n, kv_heads, width * block_size, head_dim]
     grouped = q.view(n, k.shape[1], -1, q.shape[-1])
     return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).flatten(1, 2)
@@ -87,6 +87,7 @@ class GatherDecodePlan:
 
     blocks: Tensor
     mask: Tensor
+    gathered: Tensor  # [n * width, block_size, 2, kv_heads, head_dim]: room for the copies, of one layer after another
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class GatherAttention:
             table = torch.where(beyond[:, :: cache.block_size], table[:, :1], table)
             mask = torch.zeros(beyond.shape, dtype=cache.data.dtype, device=beyond.device)
             mask.masked_fill_(beyond, float("-inf"))  # SDPA would turn a bool mask into this in every layer
-            return GatherDecodePlan(table.flatten().long(), mask[:, None, None])
+            gathered = cache.data.new_empty(table.numel(), *cache.data.shape[2:])
+            return GatherDecodePlan(table.flatten().long(), mask[:, None, None], gathered)
         ends = itertools.accumulate(inputs.query_lens)
         rows = [slice(end - length, end) for end, length in zip(ends, inputs.query_lens, strict=True)]
         widths = [blocks_needed(context, cache.block_size) for context in inputs.context_lens]
@@ -121,7 +123,7 @@ class GatherAttention:
 
     def decode(self, q: Tensor, layer_cache: Tensor, plan: GatherDecodePlan) -> Tensor:
         """See `Attention.decode`."""
-        return decode_attention(q, layer_cache, plan.blocks, plan.mask)
+        return decode_attention(q, layer_cache, plan.blocks, plan.mask, plan.gathered)
 
     def prefill(self, q: Tensor, layer_cache: Tensor, plan: GatherPrefillPlan) -> Tensor:
         """One SDPA call a sequence: measured faster than one padded batch, and nothing is padded."""

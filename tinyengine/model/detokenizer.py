@@ -42,8 +42,11 @@ class Detokenizer:
         """Take the next ids; give the text that became readable."""
         return "".join(self._add(token_id) for token_id in token_ids)
 
-    def flush(self) -> str:
-        """The text still held back, when no more ids will come; half a character is U+FFFD."""
+    def flush(self, token_ids: Sequence[int] = ()) -> str:
+        """The text still held back and that of the last ids, when no more will come; half a character is U+FFFD."""
+        last = [i for i in token_ids if not self._tokenizer.is_silent(i)]
+        self._ids += last
+        self._added |= bool(last)
         text = self._tokenizer.decode(self._ids)[self._shown :] if self._added else ""
         self._ids, self._shown, self._run = [], 0, 0
         return text

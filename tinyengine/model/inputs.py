@@ -46,7 +46,9 @@ class DecodeInputs:
         return [getattr(self, field.name) for field in fields(self)]
 
     def to(self, device: torch.device | str) -> DecodeInputs:
-        """The same on another device, from the host in one copy that nobody waits for."""
+        """The same on a device: these themselves, or a copy in one piece that nobody waits for."""
+        if torch.device(device) == self.input_ids.device:
+            return self
         rows, width = self.block_table.shape
         packed = PackedInputs(rows, width, device)
         packed.load(self)
