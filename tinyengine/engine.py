@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tinyengine.batch import decode_inputs, last_rows, prefill_inputs
+from tinyengine.batch import DecodeBatch, last_rows, prefill_inputs
 from tinyengine.device import pick_device, upload
 from tinyengine.errors import ConfigError, RequestError
 from tinyengine.flight import Flight
@@ -159,6 +159,7 @@ class Engine:
         backend: Backend = CudaBackend(self.device) if self.device.type == "cuda" else TapeBackend()
         self.runner = GraphRunner(params, cache, self.attention, backend, plan)
         self.stats = EngineStats()
+        self._decode_batch = DecodeBatch()
         self._flights: deque[Flight] = deque()
         self._runs_ahead = self.device.type == "cuda"  # elsewhere the host itself computes
         self._landed = 0.0
@@ -283,15 +284,13 @@ class Engine:
         """
         started = time.perf_counter()
         ahead = self._runs_ahead and all(seq.params.repetition_penalty == 1 for seq in self.scheduler.running)
-        if self._flights and not ahead:
-            with held_interrupts():
+        with held_interrupts() as interrupts:
+            if not ahead:
                 self._land()  # a penalty wants to know every token
-        with held_interrupts():
             step = self.scheduler.schedule()
-        if step:
-            seqs, tokens, logprobs = self._next_tokens(step)
-        with held_interrupts():
             if step:
+                with interrupts.delivered():
+                    seqs, tokens, logprobs = self._next_tokens(step)
                 flight = Flight(step, seqs, tokens, logprobs, self.scheduler.allocator.num_used, started)
                 flight.take_off()
                 self._flights.append(flight)
@@ -306,7 +305,7 @@ class Engine:
         seqs = [seq for (seq, _), done in zip(step.chunks, step.completes, strict=True) if done]
         if step.is_decode:
             coming = self._flights[-1].tokens if self._flights else None
-            return seqs, *self._choose(self.runner.decode(decode_inputs(step), coming), seqs)
+            return seqs, *self._choose(self.runner.decode(self._decode_batch.inputs(step), coming), seqs)
         hidden = forward(self.params, prefill_inputs(step, self.device), self.attention, self.cache)
         if not seqs:
             return [], torch.empty(0, dtype=torch.int64), []

@@ -167,7 +167,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
             scaled.masked_fill_(scaled < _top_k_top_p_floor(scaled, batch), -math.inf)
         drawn = inverse_cdf(scaled.exp_(), uniform(batch.seed, batch.position))
         chosen = torch.where(batch.temperature > 0, drawn, chosen)
-    return chosen.masked_fill(~highest.isfinite(), NO_TOKEN)
+    return chosen.masked_fill(~(highest.abs() < math.inf), NO_TOKEN)
 
 
 def _top_k_top_p_floor(logits: Tensor, batch: SamplingBatch) -> Tensor:
