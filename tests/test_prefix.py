@@ -244,7 +244,8 @@ def test_512_requests_with_a_prefix_of_1024_tokens_prefill_a_tenth_and_say_the_s
     plain = Engine("qwen3-0.6b", **options)
     plain.scheduler.remember = lambda seq: None
     without = plain.generate(prompts, params, progress=False)
-    assert plain.stats.prefill_tokens == sum(map(len, prompts))
+    total = sum(map(len, prompts))
+    assert total - 512 <= plain.stats.prefill_tokens <= total, "the last token of a chunked prompt runs as a decode"
     same = [a.token_ids == b.token_ids for a, b in zip(cached, without, strict=True)]
     assert sum(same) >= 508, f"{sum(same)} of 512: random weights make a few close choices"
     torch.cuda.empty_cache()

@@ -93,6 +93,7 @@ def decode_row(model: str, batch: int, prompt_len: int, new_tokens: int, repeats
 
     def ours(count: int) -> object:
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        engine.reset_prefix_cache()  # the peer computes the prompts each time, too
         return engine.generate(prompts, params, progress=False)
 
     products = matrix_products(engine.params, batch)
@@ -218,6 +219,7 @@ def decode_at(model: str, batch: int, context: int, new_tokens: int, repeats: in
     runs = []
     for _ in range(repeats):
         engine.stats = EngineStats()
+        engine.reset_prefix_cache()  # the prompts are the same ones
         done = engine.generate(prompts, params, progress=False)
         stats = engine.stats
         runs.append(
@@ -326,6 +328,7 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     warm = seconds(lambda: engine.warmup(progress=False))
     engine.generate(prompts[:8], [replace(p, max_tokens=4) for p in params[:8]], progress=False)
     floor = Floor.measure(engine)
+    engine.reset_prefix_cache()
     engine.stats, engine.contexts, engine.spans = EngineStats(), [], []
     done: list[Completion] = []
     wall = seconds(lambda: done.extend(engine.generate(prompts, params, progress=False)))
