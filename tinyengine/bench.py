@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tinyengine import peers
 from tinyengine.cli import Parser, at_least, exit_code
 from tinyengine.engine import Engine, EngineStats
-from tinyengine.errors import ConfigError
 from tinyengine.figures import origin, written
 from tinyengine.kv.blocks import blocks_needed
-from tinyengine.loading import EMBEDDED_MODEL, ModelSource
+from tinyengine.loading import EMBEDDED_MODEL
 from tinyengine.model.inputs import DecodeInputs
 from tinyengine.model.transformer import Params
 from tinyengine.request import Completion
@@ -62,23 +62,6 @@ def matrix_products(params: Params, batch: int) -> Callable[[], object]:
     return run
 
 
-def transformers_generate(model: str, prompts: list[list[int]]) -> Callable[[int], object]:
-    """Greedy `generate` of transformers for so many tokens, eos ignored. ConfigError if it is not installed."""
-    try:
-        from transformers import AutoModelForCausalLM
-    except ImportError:
-        raise ConfigError("this comparison needs transformers: install it with pip install transformers") from None
-    folder = ModelSource.find(model).folder
-    if folder is None:
-        raise ConfigError(f"{model!r} has no folder that transformers could open: give a model folder")
-    peer: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # comes in eval mode
-    ids = torch.tensor(prompts)
-    options: dict[str, Any] = dict(
-        do_sample=False, eos_token_id=None, pad_token_id=0, attention_mask=torch.ones_like(ids)
-    )
-    return lambda count: peer.generate(ids, max_new_tokens=count, min_new_tokens=count, **options)
-
-
 @torch.inference_mode()
 def decode_row(model: str, batch: int, prompt_len: int, new_tokens: int, repeats: int) -> dict[str, float]:
     """Milliseconds of a decode step at one batch size: ours, transformers' and the matrix products'.
@@ -89,7 +72,7 @@ def decode_row(model: str, batch: int, prompt_len: int, new_tokens: int, repeats
     generator = torch.Generator().manual_seed(batch)
     low, high = min(300, engine.config.vocab_size // 2), engine.config.vocab_size
     prompts = torch.randint(low, high, (batch, prompt_len), generator=generator).tolist()
-    peer = transformers_generate(model, prompts)
+    peer = peers.generate(peers.load(model, engine.device, engine.dtype), prompts)
 
     def ours(count: int) -> object:
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
@@ -210,8 +193,22 @@ def memory_bytes(engine: Engine) -> dict[str, int]:
     }
 
 
-def decode_at(model: str, batch: int, context: int, new_tokens: int, repeats: int) -> dict[str, Any]:
-    """A row of `decode`: a batch that reaches `context` tokens, then its last step again and again."""
+def peer_times(model: str, engine: Engine, batch: int, context: int, repeats: int) -> dict[str, float]:
+    """Milliseconds of a decode step of transformers at the same context: static cache and dynamic."""
+    peer = peers.load(model, engine.device, engine.dtype)
+    step = peers.static_step(peer, batch, context)
+    for _ in range(4):
+        step()  # compiles, and captures
+    static = statistics.median(timed(step, engine.device, 10) for _ in range(repeats))
+    run = peers.generate(peer, random_prompts(engine, [context - 16] * batch, batch))
+    least = fastest({"one": lambda: run(1), "all": lambda: run(16)}, 2)
+    return {"peer_static_ms": 1000 * static, "peer_dynamic_ms": 1000 * (least["all"] - least["one"]) / 15}
+
+
+def decode_at(
+    model: str, batch: int, context: int, new_tokens: int, repeats: int, beside: bool = False
+) -> dict[str, Any]:
+    """A row of `decode`: a batch that reaches `context` tokens, then its last step again and again; peers `beside`."""
     engine = Engine(model, max_num_seqs=batch, max_model_len=context)
     prompts = random_prompts(engine, [context - new_tokens] * batch, batch)
     params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
@@ -246,6 +243,8 @@ def decode_at(model: str, batch: int, context: int, new_tokens: int, repeats: in
     floor = Floor.measure(engine)
     row["floor_ms"] = 1000 * floor.seconds(batch * context)
     row["share_of_floor"] = row["floor_ms"] / row.get("replay_ms", row["tpot_ms"])
+    if beside:
+        row |= peer_times(model, engine, batch, context, repeats)
     return row | {"bandwidth": floor.bandwidth} | memory_bytes(engine) | setup(engine)
 
 
@@ -261,15 +260,19 @@ def full_inputs(batch: int, width: int, context: int) -> DecodeInputs:
 def decode(args: argparse.Namespace) -> dict[str, Any]:
     """Print the table of `decode_at`; the same as data."""
     rows = []
-    print("batch   replay   eager    step    host    TTFT   floor   share   prefill/s    decode/s")
+    names = "   static dynamic" if args.peers else ""
+    print(f"batch   replay   eager    step    host    TTFT   floor   share   prefill/s    decode/s{names}")
     for batch in args.batch:
-        row = decode_at(args.model, batch, args.context, args.new_tokens, args.repeats)
+        row = decode_at(args.model, batch, args.context, args.new_tokens, args.repeats, args.peers)
         rows.append(row)
         replay = f"{row['replay_ms']:8.3f}" if "replay_ms" in row else "       -"
         times = "".join(f"{row[name]:8.2f}" for name in ("eager_ms", "tpot_ms", "host_ms", "ttft_ms", "floor_ms"))
         rates = f"{row['prefill_tokens_per_second']:12,.0f}{row['decode_tokens_per_second']:12,.0f}"
-        print(f"{batch:5}{replay}{times}{row['share_of_floor']:8.0%}{rates}", flush=True)
+        theirs = f"{row['peer_static_ms']:9.2f}{row['peer_dynamic_ms']:8.2f}" if args.peers else ""
+        print(f"{batch:5}{replay}{times}{row['share_of_floor']:8.0%}{rates}{theirs}", flush=True)
     print("Milliseconds. Replay: a graph alone; step: as the engine makes it, of which the host is busy for `host`.")
+    if args.peers:
+        print("transformers beside: static cache (compiled on CUDA), and `generate` with the cache that grows.")
     return {"command": "decode", "model": args.model, "rows": rows}
 
 
@@ -319,6 +322,19 @@ class _Watched(Engine):
         return sum(float(begin.elapsed_time(end)) for begin, end in self.spans) / 1000
 
 
+def peer_throughput(
+    model: str, engine: Engine, prompts: list[list[int]], params: list[SamplingParams]
+) -> dict[str, float]:
+    """Output tokens a second of transformers' continuous batching on the same requests, without graphs and with."""
+    peer = peers.load(model, engine.device, engine.dtype, "paged|sdpa")
+    lengths = [p.max_tokens or 0 for p in params]
+    figures = {}
+    for name, graphs in (("peer_tokens_per_second", False), ("peer_graphs_tokens_per_second", True)):
+        took, tokens = peers.continuous_batching(peer, prompts, lengths, params[0].temperature, graphs)
+        figures[name] = tokens / took
+    return figures
+
+
 def throughput(args: argparse.Namespace) -> dict[str, Any]:
     """Serve the workload once, after a warm-up; a table and data."""
     prompts, params = nano_vllm_workload(args.requests)
@@ -355,6 +371,8 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
         **{f"graph_{name}": value for name, value in engine.runner.stats.items()},
     }
     row["share_of_floor"] = row["floor_seconds"] / wall
+    if args.peers:
+        row |= peer_throughput(args.model, engine, prompts, params)
     for name, value in row.items():
         print(f"{name:28} {value:,.3f}" if isinstance(value, float) else f"{name:28} {value:,}" if value else name)
     return {"command": "throughput", "model": args.model, **row, **memory_bytes(engine), **setup(engine)}
@@ -382,6 +400,8 @@ def build_parser() -> argparse.ArgumentParser:
     sub.set_defaults(command=throughput)
     sub.add_argument("--model", default=EMBEDDED_MODEL, metavar="DIR|PRESET")
     sub.add_argument("--requests", type=at_least(1), default=256, metavar="N")
+    for name in ("decode", "throughput"):
+        commands.choices[name].add_argument("--peers", action="store_true", help="transformers beside (takes minutes)")
     for sub in commands.choices.values():
         sub.add_argument("--json", metavar="FILE", help="also write the JSON object there")
     return parser
