@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tinyengine import peers
 from tinyengine.bench import main, nano_vllm_workload
 from tinyengine.model import config
 from tinyengine.model.checkpoint import destinations
 from tinyengine.model.config import PRESETS
+from tinyengine.peers import continuous_batching, load_peer, shaped_peer
 
 
 def test_the_table_and_its_data_agree(families, capsys):
@@ -88,7 +88,7 @@ def test_a_presets_peer_has_its_shape(name):
     pytest.importorskip("transformers")
     ours = PRESETS[name]
     small = replace(ours, num_layers=1, vocab_size=500)
-    peer = peers.shaped(small, torch.device("meta"), torch.bfloat16)
+    peer = shaped_peer(small, torch.device("meta"), torch.bfloat16)
     from tinyengine.model.checkpoint import random_params
 
     theirs = {key: value.shape for key, value in peer.state_dict().items() if "rotary" not in key}
@@ -108,6 +108,6 @@ def test_decode_beside_its_peers(capsys):
 
 def test_continuous_batching_serves_every_token():
     pytest.importorskip("transformers", minversion="5.0")
-    peer = peers.load("tiny", torch.device("cpu"), torch.float32, "paged|sdpa")
-    took, tokens = peers.continuous_batching(peer, [[5, 6, 7 + i] for i in range(5)], [3, 4, 5, 6, 7], 0.6, False)
+    peer = load_peer("tiny", torch.device("cpu"), torch.float32, "paged|sdpa")
+    took, tokens = continuous_batching(peer, [[5, 6, 7 + i] for i in range(5)], [3, 4, 5, 6, 7], 0.6, False)
     assert tokens == 25 and took > 0

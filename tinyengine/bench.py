@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinyengine import peers
 from tinyengine.cli import Parser, at_least, exit_code
 from tinyengine.engine import Engine, EngineStats
 from tinyengine.figures import origin, written
@@ -29,6 +28,7 @@ from tinyengine.kv.blocks import blocks_needed
 from tinyengine.loading import EMBEDDED_MODEL
 from tinyengine.model.inputs import DecodeInputs
 from tinyengine.model.transformer import Params
+from tinyengine.peers import continuous_batching, load_peer, peer_generate, static_step
 from tinyengine.request import Completion
 from tinyengine.sampling import SamplingParams
 from tinyengine.scheduler import Step
@@ -72,7 +72,7 @@ def decode_row(model: str, batch: int, prompt_len: int, new_tokens: int, repeats
     generator = torch.Generator().manual_seed(batch)
     low, high = min(300, engine.config.vocab_size // 2), engine.config.vocab_size
     prompts = torch.randint(low, high, (batch, prompt_len), generator=generator).tolist()
-    peer = peers.generate(peers.load(model, engine.device, engine.dtype), prompts)
+    peer = peer_generate(load_peer(model, engine.device, engine.dtype), prompts)
 
     def ours(count: int) -> object:
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
@@ -195,12 +195,12 @@ def memory_bytes(engine: Engine) -> dict[str, int]:
 
 def peer_times(model: str, engine: Engine, batch: int, context: int, repeats: int) -> dict[str, float]:
     """Milliseconds of a decode step of transformers at the same context: static cache and dynamic."""
-    peer = peers.load(model, engine.device, engine.dtype)
-    step = peers.static_step(peer, batch, context)
+    peer = load_peer(model, engine.device, engine.dtype)
+    step = static_step(peer, batch, context)
     for _ in range(4):
         step()  # compiles, and captures
     static = statistics.median(timed(step, engine.device, 10) for _ in range(repeats))
-    run = peers.generate(peer, random_prompts(engine, [context - 16] * batch, batch))
+    run = peer_generate(peer, random_prompts(engine, [context - 16] * batch, batch))
     least = fastest({"one": lambda: run(1), "all": lambda: run(16)}, 2)
     return {"peer_static_ms": 1000 * static, "peer_dynamic_ms": 1000 * (least["all"] - least["one"]) / 15}
 
@@ -326,11 +326,11 @@ def peer_throughput(
     model: str, engine: Engine, prompts: list[list[int]], params: list[SamplingParams]
 ) -> dict[str, float]:
     """Output tokens a second of transformers' continuous batching on the same requests, without graphs and with."""
-    peer = peers.load(model, engine.device, engine.dtype, "paged|sdpa")
+    peer = load_peer(model, engine.device, engine.dtype, "paged|sdpa")
     lengths = [p.max_tokens or 0 for p in params]
     figures = {}
     for name, graphs in (("peer_tokens_per_second", False), ("peer_graphs_tokens_per_second", True)):
-        took, tokens = peers.continuous_batching(peer, prompts, lengths, params[0].temperature, graphs)
+        took, tokens = continuous_batching(peer, prompts, lengths, params[0].temperature, graphs)
         figures[name] = tokens / took
     return figures
 

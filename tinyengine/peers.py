@@ -42,16 +42,16 @@ def as_transformers(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def load(model: str, device: torch.device, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+def load_peer(model: str, device: torch.device, dtype: torch.dtype, attention: str = "sdpa") -> Any:
     """A folder's weights, or a preset's shape with random ones, as a transformers model. ConfigError without it."""
     source = ModelSource.find(model)
     if source.folder is None:
-        return shaped(source.config, device, dtype, attention)
+        return shaped_peer(source.config, device, dtype, attention)
     options = dict(dtype=dtype, attn_implementation=attention)
     return _transformers().AutoModelForCausalLM.from_pretrained(source.folder, **options).to(device)  # in eval mode
 
 
-def shaped(config: ModelConfig, device: torch.device, dtype: torch.dtype, attention: str = "sdpa") -> Any:
+def shaped_peer(config: ModelConfig, device: torch.device, dtype: torch.dtype, attention: str = "sdpa") -> Any:
     """A transformers model of this shape with random weights."""
     library, keys = _transformers(), as_transformers(config)
     theirs = library.AutoConfig.for_model(keys.pop("model_type"), **keys)
@@ -59,7 +59,7 @@ def shaped(config: ModelConfig, device: torch.device, dtype: torch.dtype, attent
         return library.AutoModelForCausalLM.from_config(theirs, dtype=dtype, attn_implementation=attention).eval()
 
 
-def generate(peer: Any, prompts: list[list[int]]) -> Callable[[int], object]:
+def peer_generate(peer: Any, prompts: list[list[int]]) -> Callable[[int], object]:
     """Greedy `generate` for so many tokens, eos ignored."""
     ids = torch.tensor(prompts, device=peer.device)
     options: dict[str, Any] = dict(
