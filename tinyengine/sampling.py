@@ -195,7 +195,9 @@ def inverse_cdf(weights: Tensor, u: Tensor, part: int = 128) -> Tensor:
     and only within the part that is hit a sum for each token. A token of weight 0 is never chosen, whatever the
     rounding of the sums.
     """
-    parts = F.pad(weights, (0, -weights.shape[-1] % part)).view(len(weights), -1, part)
+    if missing := -weights.shape[-1] % part:
+        weights = F.pad(weights, (0, missing))
+    parts = weights.view(len(weights), -1, part)
     of_part = parts.sum(-1)
     summed = of_part.cumsum(-1)
     hit = _first_above(summed, of_part, u.unsqueeze(1) * _highest(summed, of_part))
