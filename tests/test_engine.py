@@ -620,3 +620,11 @@ def test_as_many_sequences_run_together_as_were_asked_for(families):
             engine.add_request(prompt, params)
         engine.step()
         assert len(engine.scheduler.running) == count
+
+
+def test_an_aborted_request_has_no_outputs_left(families):
+    engine = Engine(families["llama"][1], device="cpu")
+    first = engine.add_request([72, 105, 1], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    engine.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+    assert len(engine.abort(first).token_ids) > 0
+    assert not engine.has_unfinished and engine.step() == []

@@ -111,6 +111,53 @@ def test_a_stream_ahead_is_the_same_text(families):
     assert list(ahead.stream("Once", params)) == list(plain.stream("Once", params))
 
 
+@pytest.mark.parametrize("prompts", [[17], [3, 200], [33, 1, 65]])
+def test_a_decode_step_may_follow_a_chunk_that_gives_no_token(families, prompts):
+    """Of a prompt whose last chunk is a single token, and when decoding is due between the chunks of another."""
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    asked = [[5 + i % 200 for i in range(length)] for length in prompts]
+    plain, ahead = (engine_of(families, ahead, max_num_batched_tokens=16) for ahead in (False, True))
+    got, expected = (engine.generate(asked, params, progress=False) for engine in (ahead, plain))
+    assert [c.token_ids for c in got] == [c.token_ids for c in expected]
+
+
+def test_a_token_too_many_leaves_nothing_broken_behind(families):
+    """The token that ends a request goes through the model once more, and its numbers may be none."""
+    (known,) = engine_of(families, False).generate([[11, 12, 13]], SamplingParams(temperature=0, max_tokens=3))
+    last = known.token_ids[2]
+    engine = engine_of(families, True)
+    engine.params.embed[last] = float("inf")
+    ends = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, stop_token_ids=[last])
+    assert engine.generate([[11, 12, 13]], ends)[0].finish_reason == "stop"
+    assert engine.cache.data.isfinite().all()
+
+
+def test_what_a_broken_step_preempted_is_computed_again_even_after_an_abort(families, monkeypatch):
+    import tinyengine.engine as module
+
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    asked = [([5 + i] * 30, params) for i in range(3)]
+    expected = serve(engine_of(families, False), asked)
+    engine, original = engine_of(families, True, kv_bytes=9 * BLOCK_BYTES), module.sample
+    ids, done, broke = [engine.add_request(*request) for request in asked], {}, False
+
+    def breaks(*args):
+        if engine.scheduler.num_preemptions and not broke:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    monkeypatch.setattr(module, "sample", breaks)
+    for _ in range(1000):
+        try:
+            done.update({o.request_id: told(o.completion) for o in engine.step() if o.completion})
+        except KeyboardInterrupt:
+            broke = True
+            engine.abort(ids[0])
+        if not engine.has_unfinished:
+            break
+    assert broke and [done[i] for i in ids[1:]] == expected[1:] and engine.scheduler.allocator.num_used == 0
+
+
 @pytest.mark.parametrize("where", ["forward", "sample"])
 def test_a_step_ahead_that_breaks_off_is_run_again(families, monkeypatch, where):
     import tinyengine.engine as module

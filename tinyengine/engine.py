@@ -162,6 +162,7 @@ class Engine:
         self._decode_batch = DecodeBatch()
         self._flights: deque[Flight] = deque()
         self._runs_ahead = self.device.type == "cuda"  # elsewhere the host itself computes
+        self._broke_off = False  # the last step, while the model ran
         self._landed = 0.0
         self._sampling: tuple[list[int], list[int], SamplingBatch] | None = None  # for whom, how long they were, what
         self._requests: dict[int, Request] = {}
@@ -209,6 +210,7 @@ class Engine:
         """End a request now; what it has so far comes back with finish_reason `abort`."""
         if request_id not in self._requests:
             raise RequestError(f"there is no unfinished request {request_id}")
+        self._held = [output for output in self._held if output.request_id != request_id]
         return self._end(self._requests[request_id], "abort")
 
     @property
@@ -283,14 +285,20 @@ class Engine:
         or Ctrl-C breaks off while the model runs is run again by the next call; before and after, Ctrl-C waits.
         """
         started = time.perf_counter()
-        ahead = self._runs_ahead and all(seq.params.repetition_penalty == 1 for seq in self.scheduler.running)
+        ahead = (
+            self._runs_ahead
+            and not self._broke_off
+            and all(seq.params.repetition_penalty == 1 for seq in self.scheduler.running)
+        )
         with held_interrupts() as interrupts:
             if not ahead:
-                self._land()  # a penalty wants to know every token
+                self._land()  # a penalty wants to know every token, and so does what the step that broke off preempted
             step = self.scheduler.schedule()
             if step:
+                self._broke_off = True
                 with interrupts.delivered():
                     seqs, tokens, logprobs = self._next_tokens(step)
+                self._broke_off = False
                 flight = Flight(step, seqs, tokens, logprobs, self.scheduler.allocator.num_used, started)
                 flight.take_off()
                 self._flights.append(flight)
@@ -304,7 +312,7 @@ class Engine:
         """Run the model over the step's tokens; the sequences that have none left, and a token for each of them."""
         seqs = [seq for (seq, _), done in zip(step.chunks, step.completes, strict=True) if done]
         if step.is_decode:
-            coming = self._flights[-1].tokens if self._flights else None
+            coming = self._flights[-1].tokens if self._flights and self._flights[-1].seqs else None
             return seqs, *self._choose(self.runner.decode(self._decode_batch.inputs(step), coming), seqs)
         hidden = forward(self.params, prefill_inputs(step, self.device), self.attention, self.cache)
         if not seqs:
@@ -362,6 +370,8 @@ class Engine:
             own = [block for block in request.seq.table.blocks if allocator.ref_count(block) == 1]
             allocator.forget(own)
             self.cache.erase(own)
+        elif request.seq.coming:  # one token too many, with numbers that nobody will look at; it is in the last block
+            self.cache.erase(request.seq.table.blocks[-1:])
         del self._requests[request.seq.request_id]
         self.scheduler.remove(request.seq)
         return request.complete(reason, error)

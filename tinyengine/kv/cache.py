@@ -55,7 +55,8 @@ class KVCache:
 
     def erase(self, blocks: Sequence[int]) -> None:
         """Fill blocks with zeros in every layer."""
-        self.data[:, list(blocks)] = 0
+        for block in blocks:
+            self.data[:, block] = 0  # one by one: a list of them would be copied to the device, and waited for
 
 
 def _zeros(size: int, device: torch.device) -> Tensor:

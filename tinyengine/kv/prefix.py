@@ -83,7 +83,7 @@ class PrefixCache(BlockAllocator):
         for block in wanted:
             if block in self._idle:
                 del self._idle[block]
-                self._refs[block] = 1
+                self._refs[block] = wanted.count(block)
 
     def _take(self) -> int:
         if not self._free:
