@@ -45,6 +45,7 @@ ROPE_LLAMA3 = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=64,
 )
+BLOCK_BYTES = 3 * 16 * 2 * 2 * 16 * 4  # of family llama: layers, tokens, K and V, heads, head_dim, float32
 FAMILIES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
     "llama3-tied": (
@@ -109,3 +110,17 @@ def families(tmp_path_factory):
         (folder / "tokenizer.json").write_text(byte_tokenizer_json())
         made[family] = (model, folder)
     return made
+
+
+def interrupted(monkeypatch, module, name):
+    """Make every fifth call of a function end as if Ctrl-C had been pressed; the calls so far."""
+    original, calls = getattr(module, name), []
+
+    def sometimes(*args):
+        calls.append(args)
+        if len(calls) % 5 == 0:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    monkeypatch.setattr(module, name, sometimes)
+    return calls

@@ -8,7 +8,7 @@ import torch
 
 from tinyengine.bench import main, nano_vllm_workload
 from tinyengine.model import config
-from tinyengine.model.checkpoint import destinations
+from tinyengine.model.checkpoint import destinations, random_params
 from tinyengine.model.config import PRESETS
 from tinyengine.peers import continuous_batching, load_peer, shaped_peer
 
@@ -89,8 +89,6 @@ def test_a_presets_peer_has_its_shape(name):
     ours = PRESETS[name]
     small = replace(ours, num_layers=1, vocab_size=500)
     peer = shaped_peer(small, torch.device("meta"), torch.bfloat16)
-    from tinyengine.model.checkpoint import random_params
-
     theirs = {key: value.shape for key, value in peer.state_dict().items() if "rotary" not in key}
     mine = destinations(random_params(small, "meta", torch.bfloat16, 1))
     for key, place in mine.items():

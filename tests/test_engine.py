@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import FAMILIES
+from conftest import BLOCK_BYTES, FAMILIES, interrupted
 
 from tinyengine import Engine, SamplingParams
 from tinyengine.errors import ConfigError, RequestError
@@ -81,7 +81,7 @@ def test_seeded_samples_do_not_depend_on_company_chunks_or_preemption(families):
     together = Engine(folder, device="cpu").generate(prompts_of(), params, progress=False)
     one_by_one = Engine(folder, device="cpu")
     alone = [one_by_one.generate([p], s)[0] for p, s in zip(prompts_of(), params, strict=True)]
-    tight = Engine(folder, device="cpu", max_num_batched_tokens=30, kv_bytes=16 * 16 * 3 * 2 * 2 * 16 * 4)
+    tight = Engine(folder, device="cpu", max_num_batched_tokens=30, kv_bytes=16 * BLOCK_BYTES)
     squeezed = tight.generate(prompts_of(), params, progress=False)
     assert tight.scheduler.num_preemptions > 0
     assert tokens(together) == tokens(alone) == tokens(squeezed)
@@ -195,16 +195,8 @@ def test_a_step_that_breaks_off_is_run_again(families, expected, monkeypatch, wh
 
     engine = Engine(families["llama"][1], device="cpu", max_num_batched_tokens=100)
     ids = [engine.add_request(p, GREEDY) for p in prompts_of()]
-    original, calls, done = getattr(module, where), 0, {}
-
-    def sometimes(*args):
-        nonlocal calls
-        calls += 1
-        if calls % 5 == 0:
-            raise KeyboardInterrupt
-        return original(*args)
-
-    monkeypatch.setattr(module, where, sometimes)
+    done = {}
+    interrupted(monkeypatch, module, where)
     while engine.has_unfinished:
         try:
             done.update({o.request_id: o.completion for o in engine.step() if o.completion})
@@ -264,7 +256,7 @@ def test_ctrl_c_in_generate_leaves_other_requests_alone(families, expected, monk
 
 
 def test_numbers_that_overflow_end_their_request_alone_and_poison_nobody(families):
-    engine = Engine(families["llama"][1], device="cpu", kv_bytes=8 * 16 * 3 * 2 * 2 * 16 * 4)
+    engine = Engine(families["llama"][1], device="cpu", kv_bytes=8 * BLOCK_BYTES)
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     (before,) = engine.generate([[9, 9, 9]], params)
     kept = engine.params.embed[7].clone()
@@ -372,12 +364,12 @@ def test_a_sequence_at_the_models_length_ends_with_length(families):
 
 def test_a_small_cache_bounds_the_length_and_says_so(families):
     folder = families["llama"][1]
-    small = Engine(folder, device="cpu", kv_bytes=5 * 16 * 3 * 2 * 2 * 16 * 4)
+    small = Engine(folder, device="cpu", kv_bytes=5 * BLOCK_BYTES)
     assert small.max_model_len == 64
     (done,) = small.generate(prompts_of((60,)), SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
     assert len(done.token_ids) == 4 and done.finish_reason == "length"
     with pytest.raises(ConfigError, match="kv_bytes must be at least"):
-        Engine(folder, device="cpu", kv_bytes=5 * 16 * 3 * 2 * 2 * 16 * 4, max_model_len=100)
+        Engine(folder, device="cpu", kv_bytes=5 * BLOCK_BYTES, max_model_len=100)
     with pytest.raises(ConfigError, match="give it more with kv_bytes"):
         Engine(folder, device="cpu", kv_bytes=1000)
 

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from conftest import BLOCK_BYTES
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -15,7 +16,6 @@ from tinyengine.kv.prefix import PrefixCache, extend_digests
 from tinyengine.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
-BLOCK_BYTES = 3 * 16 * 2 * 2 * 16 * 4  # 3 layers, 16 tokens, K and V of 2 heads of 16 dimensions, float32
 
 
 # ---- digests ----
@@ -81,6 +81,12 @@ def test_two_that_compute_the_same_keep_the_first():
     assert cache.num_idle([again]) == 0
     with pytest.raises(BlockError, match="nobody owns"):
         cache.remember(again, chain[0])
+
+
+def test_an_idle_block_may_get_several_owners_at_once():
+    cache, _ = remembered()
+    cache.share([1, 2, 1])
+    assert (cache.ref_count(1), cache.ref_count(2)) == (2, 1) and cache.num_idle([1, 2, 3]) == 1
 
 
 def test_what_is_forgotten_is_not_found():

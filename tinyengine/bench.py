@@ -69,9 +69,7 @@ def decode_row(model: str, batch: int, prompt_len: int, new_tokens: int, repeats
     A step's time is that of the whole run less that of a run of one token, over the tokens between.
     """
     engine = Engine(model, device="cpu", dtype="float32", max_num_seqs=batch)
-    generator = torch.Generator().manual_seed(batch)
-    low, high = min(300, engine.config.vocab_size // 2), engine.config.vocab_size
-    prompts = torch.randint(low, high, (batch, prompt_len), generator=generator).tolist()
+    prompts = random_prompts(engine, [prompt_len] * batch, batch)
     peer = peer_generate(load_peer(model, engine.device, engine.dtype), prompts)
 
     def ours(count: int) -> object:
@@ -136,12 +134,12 @@ class Floor:
     @classmethod
     def measure(cls, engine: Engine) -> Floor:
         """Copy 1 GiB back and forth (64 MiB on a CPU), five times; the best counts. A copy reads and writes."""
-        config, size = engine.config, (1 << 30) if engine.device.type == "cuda" else (64 << 20)
+        config, cache, size = engine.config, engine.cache, (1 << 30) if engine.device.type == "cuda" else (64 << 20)
         source = torch.ones(size, dtype=torch.uint8, device=engine.device)
         target = torch.empty_like(source)
         times = [timed(lambda: target.copy_(source), engine.device, 4) for _ in range(5)]
         embedding = 0 if config.tie_embeddings else config.vocab_size * config.hidden_size
-        kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * engine.dtype.itemsize
+        kv = cache.data.nbytes // (cache.num_blocks * cache.block_size)
         return cls(2 * size / min(times), (config.num_params - embedding) * engine.dtype.itemsize, kv)
 
     def seconds(self, tokens: int, steps: int = 1) -> float:
@@ -183,11 +181,8 @@ def setup(engine: Engine) -> dict[str, Any]:
 
 def memory_bytes(engine: Engine) -> dict[str, int]:
     """Weights, cache, and what graphs took."""
-    p = engine.params
-    tensors = [p.embed, p.final_norm, p.rope, *(t for layer in p.layers for t in vars(layer).values() if t is not None)]
-    tensors += [] if p.lm_head is p.embed else [p.lm_head]
     return {
-        "weights_bytes": sum(t.nbytes for t in tensors),
+        "weights_bytes": sum(t.nbytes for t in engine.params.tensors),
         "cache_bytes": engine.cache.data.nbytes,
         "graph_pool_bytes": engine.runner.pool_bytes.reserved,
     }

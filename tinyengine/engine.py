@@ -312,7 +312,7 @@ class Engine:
         """Run the model over the step's tokens; the sequences that have none left, and a token for each of them."""
         seqs = [seq for (seq, _), done in zip(step.chunks, step.completes, strict=True) if done]
         if step.is_decode:
-            coming = self._flights[-1].tokens if self._flights and self._flights[-1].seqs else None
+            coming = self._flights[-1].tokens if self._flights else None
             return seqs, *self._choose(self.runner.decode(self._decode_batch.inputs(step), coming), seqs)
         hidden = forward(self.params, prefill_inputs(step, self.device), self.attention, self.cache)
         if not seqs:

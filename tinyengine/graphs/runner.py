@@ -66,7 +66,7 @@ def microbatches(bucket: int, count: int) -> list[range]:
 
 def _fill_in(input_ids: Tensor, coming: Tensor | None) -> None:
     """Put tokens of the step before where ids below 0 stand for them: -1 - i for the i-th."""
-    if coming is not None:
+    if coming is not None and len(coming):
         told = coming[(-1 - input_ids).clamp_(min=0)].clamp_(min=0)  # a row that got none goes on with any
         input_ids.copy_(torch.where(input_ids < 0, told, input_ids))
 
@@ -315,11 +315,7 @@ class GraphRunner:
 
     def _read_addresses(self) -> list[int]:
         """Where every weight and the cache is."""
-        p = self.params
-        tensors = [p.embed, p.final_norm, p.lm_head, p.rope, self.cache.data, *self.cache.layers]
-        for layer in p.layers:
-            tensors += [tensor for tensor in vars(layer).values() if tensor is not None]
-        return [tensor.data_ptr() for tensor in tensors]
+        return [tensor.data_ptr() for tensor in (*self.params.tensors, self.cache.data, *self.cache.layers)]
 
     # ---- graphs ----
 

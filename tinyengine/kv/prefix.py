@@ -78,12 +78,11 @@ class PrefixCache(BlockAllocator):
     def share(self, blocks: Iterable[int]) -> None:
         """One more owner for each block, of idle ones the first. BlockError if one is neither owned nor remembered."""
         wanted = list(blocks)
-        used = [block for block in wanted if block not in self._idle]
-        super().share(used)
-        for block in wanted:
-            if block in self._idle:
-                del self._idle[block]
-                self._refs[block] = wanted.count(block)
+        idle = [block for block in wanted if block in self._idle]
+        super().share(block for block in wanted if block not in self._idle)
+        for block in idle:
+            self._idle.pop(block, None)
+            self._refs[block] += 1
 
     def _take(self) -> int:
         if not self._free:

@@ -107,8 +107,8 @@ def _lie_as_stored(config: ModelConfig, device: torch.device, dtype: torch.dtype
     """Whether matrices lie as `[out, in]` in memory, as in a checkpoint, or as they are used.
 
     As used, cuBLAS takes half the time for o_proj of one row (Qwen3-0.6B on an H200: 5.9 us, 12.7 as stored), and a
-    CPU 0.6 to 0.9 of it for 8 rows or more of small float32 matrices. Large ones, and half precision, are up to twice
-    as slow on a CPU that way.
+    CPU 0.6 to 0.9 of it for 8 rows or more of small float32 matrices. Large ones, and half precision, take up
+    to 2.4 times as long on a CPU that way, and 5 times with one thread.
     """
     return device.type == "cpu" and (dtype != torch.float32 or config.hidden_size > 512)
 

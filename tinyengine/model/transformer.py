@@ -61,6 +61,13 @@ class Params:
         """Where the weights live."""
         return self.embed.device
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor once: a tied LM head is the embedding."""
+        layers = [t for layer in self.layers for t in vars(layer).values() if t is not None]
+        head = [] if self.lm_head is self.embed else [self.lm_head]
+        return [self.embed, *layers, self.final_norm, *head, self.rope]
+
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Angle per position of each pair of dimensions, float32 `[head_dim / 2]`.
