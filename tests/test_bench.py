@@ -34,6 +34,24 @@ def test_nonsense_is_refused(command, args, capsys):
     assert "must be a whole number" in capsys.readouterr().err
 
 
+REFUSED = {
+    "longer than the model": ("cpu", ["--prompt-len", "1000", "--new-tokens", "30"], "above the model's own 1024"),
+    "no room for so many": ("cpu", ["--batch", "100000000"], "memory holds"),
+    "nor to decode": ("decode", ["--batch", "100000000"], "memory holds"),
+    "a prompt of one": ("decode", ["--context", "10", "--new-tokens", "9"], "--context must be at least 11"),
+    "no prompt": ("decode", ["--context", "10"], "--context must be at least 66"),
+    "no model for the workload": ("throughput", [], "required: --model"),
+    "a model too short for it": ("throughput", ["--model", "stories-7m"], "above the model's own 1024"),
+}
+
+
+@pytest.mark.parametrize(("command", "args", "complaint"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_timed_is_told_in_one_line(command, args, complaint, capsys):
+    assert main([command, *args]) == 2
+    error = capsys.readouterr().err
+    assert complaint in error and len(error.splitlines()) == 1
+
+
 @pytest.mark.parametrize("model", ["no-such-model", "/dev/null"])
 @pytest.mark.parametrize("command", ["cpu", "decode", "throughput"])
 def test_a_model_that_is_not_there_is_told_in_one_line(command, model, capsys):
@@ -96,9 +114,10 @@ def test_a_presets_peer_has_its_shape(name):
     assert theirs.keys() - mine.keys() <= {"lm_head.weight"}
 
 
-def test_decode_beside_its_peers(capsys):
+@pytest.mark.parametrize("context", ["5", "40"])
+def test_decode_beside_its_peers(capsys, context):
     pytest.importorskip("transformers")
-    args = ["--model", "tiny", "--batch", "2", "--context", "40", "--new-tokens", "4", "--repeats", "1", "--peers"]
+    args = ["--model", "tiny", "--batch", "2", "--context", context, "--new-tokens", "3", "--repeats", "1", "--peers"]
     assert main(["decode", *args]) == 0
     (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert row["peer_static_ms"] > 0 and row["peer_dynamic_ms"] > 0

@@ -424,7 +424,7 @@ def test_arrays_and_tensors_are_token_ids_too(families):
     assert type(engine.generate(np.array([5, 6, 7]), short)[0].prompt_token_ids[0]) is int
 
 
-@pytest.mark.parametrize("prompts", [None, 42, {"prompt": "a"}], ids=str)
+@pytest.mark.parametrize("prompts", [None, 42, {"prompt": "a"}, b"\x05\x06", {5, 6}], ids=str)
 def test_prompts_that_are_none_are_refused(families, prompts):
     with pytest.raises(RequestError, match="prompts must be text"):
         Engine(families["llama"][1], device="cpu").generate(prompts)

@@ -131,6 +131,42 @@ def test_a_token_too_many_leaves_nothing_broken_behind(families):
     assert engine.cache.data.isfinite().all()
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_steps_seconds_are_the_engines_own(families, monkeypatch, ahead):
+    """Whoever reads slowly, or comes back after a night, does not make the engine slow."""
+    import tinyengine.engine as module
+
+    now, original = [1000.0], module.sample
+
+    def a_second(*args):
+        now[0] += 1
+        return original(*args)
+
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(module, "sample", a_second)
+    engine = engine_of(families, ahead)
+    for _ in range(2):
+        engine.add_request([5, 6, 7], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+        while engine.has_unfinished:
+            now[0] += 500
+            engine.step()
+    assert engine.stats.prefill_seconds + engine.stats.decode_seconds == 8
+
+
+def test_nothing_stays_in_the_air_when_nobody_waits_for_it(families):
+    engine = engine_of(families, True)
+    first = engine.add_request([5, 6, 7], SamplingParams(temperature=0, ignore_eos=True))
+    engine.step()
+    engine.abort(first)
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    (done,) = engine.generate([[5, 6, 7]], params)
+    stats = engine.stats
+    assert not engine.has_unfinished and (stats.prefill_tokens, stats.decode_steps) == (3, 2), "not the aborted one's"
+    ends = SamplingParams(temperature=0, ignore_eos=True, stop_token_ids=done.token_ids[1:2])
+    engine.generate([[5, 6, 7]], ends)
+    assert stats.decode_steps == 3, "the step that was launched before the end was known gave nobody a token"
+
+
 def test_what_a_broken_step_preempted_is_computed_again_even_after_an_abort(families, monkeypatch):
     import tinyengine.engine as module
 

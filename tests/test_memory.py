@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tinyengine import memory
+from tinyengine.figures import written
 from tinyengine.graphs.arena import MIB, PoolBytes
 from tinyengine.graphs.meter import GraphMemory
 from tinyengine.graphs.rungs import BUCKETS, LADDER, block_table_bytes, find_rung, logits_bytes
@@ -249,6 +250,15 @@ def test_a_mistake_leaves_the_file_of_an_earlier_run_as_it_was(cli, tmp_path):
     path.write_text("{}")
     assert cli(*TINY, "--rungs", "nonsense", "--json", str(path))[0] == 2
     assert path.read_text() == "{}"
+
+
+def test_a_link_to_nowhere_stays_a_link(tmp_path):
+    link, target = tmp_path / "link.json", tmp_path / "target.json"
+    link.symlink_to(target)
+    with pytest.raises(ZeroDivisionError):
+        written(lambda: {"rows": 1 / 0}, str(link))
+    assert link.is_symlink() and not target.exists()
+    assert written(lambda: {"rows": 1}, str(link)) == json.loads(target.read_text())
 
 
 def program(*args, **options):

@@ -44,7 +44,19 @@ MAY_IMPORT = {
     "generate": {"cli", "engine", "errors", "loading", "model", "request", "sampling"},
     "memory": {"cli", "errors", "figures", "graphs", "kv", "loading", "model"},
     "peers": {"errors", "loading", "model"},
-    "bench": {"cli", "engine", "figures", "kv", "loading", "model", "peers", "request", "sampling", "scheduler"},
+    "bench": {
+        "cli",
+        "engine",
+        "errors",
+        "figures",
+        "kv",
+        "loading",
+        "model",
+        "peers",
+        "request",
+        "sampling",
+        "scheduler",
+    },
     "__init__": {"engine", "errors", "request", "sampling"},
 }
 

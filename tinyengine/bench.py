@@ -23,6 +23,7 @@ from torch import Tensor
 
 from tinyengine.cli import Parser, at_least, exit_code
 from tinyengine.engine import Engine, EngineStats
+from tinyengine.errors import ConfigError
 from tinyengine.figures import origin, written
 from tinyengine.kv.blocks import blocks_needed
 from tinyengine.loading import EMBEDDED_MODEL
@@ -68,7 +69,7 @@ def decode_row(model: str, batch: int, prompt_len: int, new_tokens: int, repeats
 
     A step's time is that of the whole run less that of a run of one token, over the tokens between.
     """
-    engine = Engine(model, device="cpu", dtype="float32", max_num_seqs=batch)
+    engine = engine_for(model, batch, prompt_len + new_tokens, device="cpu", dtype="float32")
     prompts = random_prompts(engine, [prompt_len] * batch, batch)
     peer = peer_generate(load_peer(model, engine.device, engine.dtype), prompts)
 
@@ -161,6 +162,15 @@ def timed(run: Callable[[], object], device: torch.device, repeats: int) -> floa
     return float(begin.elapsed_time(end)) / 1000 / repeats
 
 
+def engine_for(model: str, batch: int, context: int, **options: Any) -> Engine:
+    """An engine that holds so many sequences of `context` tokens at once. ConfigError if it cannot."""
+    engine = Engine(model, max_num_seqs=batch, max_model_len=context, **options)
+    fitting = (engine.cache.num_blocks - 1) // blocks_needed(context, engine.cache.block_size)
+    if fitting < batch:
+        raise ConfigError(f"memory holds {fitting} sequences of {context} tokens at once, not {batch}: ask for less")
+    return engine
+
+
 def random_prompts(engine: Engine, lengths: Sequence[int], seed: int) -> list[list[int]]:
     """Token ids at random, of none that could be special."""
     rng = random.Random(seed)
@@ -195,16 +205,20 @@ def peer_times(model: str, engine: Engine, batch: int, context: int, repeats: in
     for _ in range(4):
         step()  # compiles, and captures
     static = statistics.median(timed(step, engine.device, 10) for _ in range(repeats))
-    run = peer_generate(peer, random_prompts(engine, [context - 16] * batch, batch))
-    least = fastest({"one": lambda: run(1), "all": lambda: run(16)}, 2)
-    return {"peer_static_ms": 1000 * static, "peer_dynamic_ms": 1000 * (least["all"] - least["one"]) / 15}
+    tokens = min(16, context // 2)
+    run = peer_generate(peer, random_prompts(engine, [context - tokens] * batch, batch))
+    least = fastest({"one": lambda: run(1), "all": lambda: run(tokens)}, 2)
+    dynamic = (least["all"] - least["one"]) / (tokens - 1)
+    return {"peer_static_ms": 1000 * static, "peer_dynamic_ms": 1000 * dynamic}
 
 
 def decode_at(
     model: str, batch: int, context: int, new_tokens: int, repeats: int, beside: bool = False
 ) -> dict[str, Any]:
     """A row of `decode`: a batch that reaches `context` tokens, then its last step again and again; peers `beside`."""
-    engine = Engine(model, max_num_seqs=batch, max_model_len=context)
+    if context < new_tokens + 2:
+        raise ConfigError(f"--context must be at least {new_tokens + 2}, for a prompt of 2 tokens before the new ones")
+    engine = engine_for(model, batch, context)
     prompts = random_prompts(engine, [context - new_tokens] * batch, batch)
     params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
     engine.generate(prompts, params, progress=False)  # captures, and loads every kernel
@@ -379,25 +393,25 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True)
     sub = commands.add_parser("cpu", help="decode on the CPU beside transformers, float32")
     sub.set_defaults(command=cpu)
-    sub.add_argument("--model", default=EMBEDDED_MODEL, metavar="DIR")
     sub.add_argument("--batch", type=at_least(1), nargs="+", default=[1, 32], metavar="N")
     sub.add_argument("--prompt-len", type=at_least(1), default=64, metavar="N")
     sub.add_argument("--new-tokens", type=at_least(2), default=64, metavar="N")
     sub.add_argument("--repeats", type=at_least(1), default=5, metavar="N")
     sub = commands.add_parser("decode", help="a decode step at one context: graph, engine and bandwidth floor")
     sub.set_defaults(command=decode)
-    sub.add_argument("--model", default=EMBEDDED_MODEL, metavar="DIR|PRESET")
     sub.add_argument("--batch", type=at_least(1), nargs="+", default=[1, 64, 256], metavar="N")
-    sub.add_argument("--context", type=at_least(2), default=1024, metavar="N")
+    sub.add_argument("--context", type=at_least(4), default=1024, metavar="N")
     sub.add_argument("--new-tokens", type=at_least(2), default=64, metavar="N")
     sub.add_argument("--repeats", type=at_least(1), default=3, metavar="N")
     sub = commands.add_parser("throughput", help="nano-vllm's workload: 256 requests, 133,966 output tokens")
     sub.set_defaults(command=throughput)
-    sub.add_argument("--model", default=EMBEDDED_MODEL, metavar="DIR|PRESET")
     sub.add_argument("--requests", type=at_least(1), default=256, metavar="N")
-    for name in ("decode", "throughput"):
-        commands.choices[name].add_argument("--peers", action="store_true", help="transformers beside (takes minutes)")
-    for sub in commands.choices.values():
+    for name, sub in commands.choices.items():
+        default = None if name == "throughput" else EMBEDDED_MODEL  # whose length is too short for the workload
+        model = "a folder, or a preset: qwen3-0.6b is the workload's own shape"
+        sub.add_argument("--model", default=default, required=default is None, metavar="DIR|PRESET", help=model)
+        if name != "cpu":
+            sub.add_argument("--peers", action="store_true", help="transformers beside (takes minutes)")
         sub.add_argument("--json", metavar="FILE", help="also write the JSON object there")
     return parser
 

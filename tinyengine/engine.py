@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ class StepOutput:
 
 @dataclass
 class EngineStats:
-    """Totals since the engine was made; seconds are wall time of whole steps, some of it waiting for the device."""
+    """Totals since the engine was made. Seconds are those spent inside `step`, some of them waiting for the device."""
 
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
@@ -163,7 +164,7 @@ class Engine:
         self._flights: deque[Flight] = deque()
         self._runs_ahead = self.device.type == "cuda"  # elsewhere the host itself computes
         self._broke_off = False  # the last step, while the model ran
-        self._landed = 0.0
+        self._left = self._accounted = 0.0  # when `step` was last left; up to when its time belongs to a step
         self._sampling: tuple[list[int], list[int], SamplingBatch] | None = None  # for whom, how long they were, what
         self._requests: dict[int, Request] = {}
         self._held: list[StepOutput] = []  # made while someone else was being served
@@ -192,7 +193,7 @@ class Engine:
     def add_request(self, prompt: Prompt, sampling_params: SamplingParams | None = None, in_pieces: bool = True) -> int:
         """Queue a prompt, text or token ids; returns the request's id. RequestError, and nothing queued, if it is bad.
 
-        in_pieces: whether its step outputs show text; else the completion alone does, for less work.
+        in_pieces: whether its step outputs show the text as it comes; else the last one shows it all, for less work.
 
         Text is encoded with the tokenizer's special tokens (a BOS, say); token ids are taken as they are.
         """
@@ -284,7 +285,16 @@ class Engine:
         Outputs of streams that are waiting come too: whoever calls `step` takes everybody's. A step that an error
         or Ctrl-C breaks off while the model runs is run again by the next call; before and after, Ctrl-C waits.
         """
-        started = time.perf_counter()
+        self._accounted += time.perf_counter() - self._left  # what the caller did in between is no step's time
+        try:
+            self._step()
+        finally:
+            self._left = time.perf_counter()
+        outputs, self._held = self._held, []
+        return outputs
+
+    def _step(self) -> None:
+        """What `step` does; its outputs are held."""
         ahead = (
             self._runs_ahead
             and not self._broke_off
@@ -299,14 +309,12 @@ class Engine:
                 with interrupts.delivered():
                     seqs, tokens, logprobs = self._next_tokens(step)
                 self._broke_off = False
-                flight = Flight(step, seqs, tokens, logprobs, self.scheduler.allocator.num_used, started)
+                flight = Flight(step, seqs, tokens, logprobs, self.scheduler.allocator.num_used)
                 flight.take_off()
                 self._flights.append(flight)
                 for seq, _ in step.chunks:
                     self.scheduler.remember(seq)
             self._land(but=1 if step and ahead else 0)
-        outputs, self._held = self._held, []
-        return outputs
 
     def _next_tokens(self, step: Step) -> tuple[list[TokenSequence], Tensor, list[TokenLogprobs | None]]:
         """Run the model over the step's tokens; the sequences that have none left, and a token for each of them."""
@@ -349,8 +357,8 @@ class Engine:
                 seq.coming -= 1
                 if seq.request_id in self._requests:
                     self._held.append(self._append(self._requests[seq.request_id], token, logprobs))
-            self.stats.count(flight.step, flight.seconds_since(self._landed), flight.blocks)
-            self._landed = time.perf_counter()
+            accounted, self._accounted = self._accounted, time.perf_counter()
+            self.stats.count(flight.step, self._accounted - accounted, flight.blocks)
 
     def _append(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> StepOutput:
         """One more token of a request, and its end if this is it."""
@@ -374,6 +382,8 @@ class Engine:
             self.cache.erase(request.seq.table.blocks[-1:])
         del self._requests[request.seq.request_id]
         self.scheduler.remove(request.seq)
+        if self.scheduler.is_idle:
+            self._flights.clear()  # nobody is left who could get their tokens
         return request.complete(reason, error)
 
     # ---- small helpers ----
@@ -462,7 +472,7 @@ def _as_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     listed: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts  # an array or a tensor
     if isinstance(listed, str):
         return [listed]
-    if not isinstance(listed, Iterable) or isinstance(listed, Mapping):
+    if not isinstance(listed, Iterable) or isinstance(listed, Mapping | AbstractSet | bytes | bytearray):
         raise RequestError(f"prompts must be text, token ids, or a list of these; got {type(prompts).__name__}")
     listed = list(listed)
     return [listed] if listed and isinstance(listed[0], numbers.Integral) else listed

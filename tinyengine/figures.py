@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Callable
@@ -52,6 +53,6 @@ def _check_writable(path: str) -> None:
         existed = Path(path).exists()
         open(path, "a", encoding="utf-8").close()
         if not existed:
-            Path(path).unlink()
+            os.unlink(os.path.realpath(path))  # of a link to nowhere what is new is the other end
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise ConfigError(f"cannot write {path!r}: {getattr(error, 'strerror', error)}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import torch
@@ -41,7 +40,6 @@ class Flight:
     tokens: Tensor
     logprobs: list[TokenLogprobs | None]
     blocks: int  # in use while it runs
-    started: float
     readback: Readback = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +51,3 @@ class Flight:
             seq.num_computed += count
         for row, seq in enumerate(self.seqs):
             seq.coming, seq.coming_row = seq.coming + 1, row
-
-    def seconds_since(self, landed: float) -> float:
-        """How long the device and the host had nothing older to do than this step."""
-        return time.perf_counter() - max(self.started, landed)

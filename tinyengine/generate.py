@@ -243,7 +243,7 @@ class _Session:
             if tokens:
                 parts.append(f"{name} {tokens} tokens at {tokens / seconds:,.0f}/s")
         if cached := self.engine.scheduler.num_cached_tokens:
-            parts.append(f"{cached} prompt tokens found in the cache")
+            parts.append(f"{cached} tokens found in the cache")
         graphs = self.engine.runner.stats
         if graphs["captures"]:
             parts.append(f"graphs {graphs['captures']:.0f} captured, {graphs['replays']:.0f} replays")
