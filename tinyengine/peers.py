@@ -1,7 +1,7 @@
 """transformers on the same weights or the same shape, for the benchmarks to compare with.
 
-Three ways to decode there: `generate` with a cache that grows, a static cache with the forward pass compiled, and
-continuous batching.
+Ways to decode there: `generate` with a cache that grows or with a static one, which on CUDA compiles the forward pass,
+that compiled pass alone, and continuous batching.
 """
 
 from __future__ import annotations
@@ -59,12 +59,13 @@ def shaped_peer(config: ModelConfig, device: torch.device, dtype: torch.dtype, a
         return library.AutoModelForCausalLM.from_config(theirs, dtype=dtype, attn_implementation=attention).eval()
 
 
-def peer_generate(peer: Any, prompts: list[list[int]]) -> Callable[[int], object]:
-    """Greedy `generate` for so many tokens, eos ignored."""
+def peer_generate(peer: Any, prompts: list[list[int]], static: bool = False) -> Callable[[int], object]:
+    """Greedy `generate` for so many tokens, eos ignored; with a static cache, which is compiled on CUDA, if wanted."""
     ids = torch.tensor(prompts, device=peer.device)
     options: dict[str, Any] = dict(
         do_sample=False, eos_token_id=None, pad_token_id=0, attention_mask=torch.ones_like(ids)
     )
+    options |= dict(cache_implementation="static") if static else {}
     return lambda count: peer.generate(ids, max_new_tokens=count, min_new_tokens=count, **options)
 
 
