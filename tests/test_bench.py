@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tinyengine import bench
 from tinyengine.bench import main, nano_vllm_workload
 from tinyengine.model import config
 from tinyengine.model.checkpoint import destinations, random_params
@@ -128,3 +129,14 @@ def test_continuous_batching_serves_every_token():
     peer = load_peer("tiny", torch.device("cpu"), torch.float32, "paged|sdpa")
     took, tokens = continuous_batching(peer, [[5, 6, 7 + i] for i in range(5)], [3, 4, 5, 6, 7], 0.6, False)
     assert tokens == 25 and took > 0
+
+
+def test_throughput_beside_its_peers(long_tiny, capsys, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(bench, "load_peer", lambda *_: None)
+    monkeypatch.setattr(bench, "continuous_batching", lambda *args: (2.0, 10 + 10 * args[-1]))
+    assert main(["throughput", "--model", "tiny", "--requests", "1", "--peers"]) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    data = json.loads(last)
+    assert (data["peer_tokens_per_second"], data["peer_graphs_tokens_per_second"]) == (5, 10)
+    assert data["transformers"] and ["preemptions", "0"] in [line.split() for line in table]

@@ -117,7 +117,7 @@ def cpu(args: argparse.Namespace) -> dict[str, Any]:
         "prompt_len": args.prompt_len,
         "new_tokens": args.new_tokens,
         "repeats": args.repeats,
-        "transformers": importlib.metadata.version("transformers"),
+        **peer_version(),
         "rows": rows,
     }
 
@@ -199,7 +199,12 @@ def memory_bytes(engine: Engine) -> dict[str, int]:
     }
 
 
-def peer_times(model: str, engine: Engine, batch: int, context: int, repeats: int) -> dict[str, float]:
+def peer_version() -> dict[str, str]:
+    """Whose figures the peer's are."""
+    return {"transformers": importlib.metadata.version("transformers")}
+
+
+def peer_times(model: str, engine: Engine, batch: int, context: int, repeats: int) -> dict[str, Any]:
     """Milliseconds of a decode step of transformers there: compiled alone, and two kinds of `generate`."""
     peer = load_peer(model, engine.device, engine.dtype)
     step = static_step(peer, batch, context)
@@ -212,7 +217,7 @@ def peer_times(model: str, engine: Engine, batch: int, context: int, repeats: in
         run = peer_generate(peer, prompts, name == "static")
         least = fastest({"all": partial(run, tokens), "one": partial(run, 1)}, repeats)
         figures[f"peer_{name}_ms"] = 1000 * (least["all"] - least["one"]) / (tokens - 1)
-    return figures
+    return figures | peer_version()
 
 
 def decode_at(
@@ -340,7 +345,7 @@ class _Watched(Engine):
 
 def peer_throughput(
     model: str, engine: Engine, prompts: list[list[int]], params: list[SamplingParams]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Output tokens a second of transformers' continuous batching on the same requests, without graphs and with."""
     peer = load_peer(model, engine.device, engine.dtype, "paged|sdpa")
     lengths = [p.max_tokens or 0 for p in params]
@@ -348,7 +353,7 @@ def peer_throughput(
     for name, graphs in (("peer_tokens_per_second", False), ("peer_graphs_tokens_per_second", True)):
         took, tokens = continuous_batching(peer, prompts, lengths, params[0].temperature, graphs)
         figures[name] = tokens / took
-    return figures
+    return figures | peer_version()
 
 
 def throughput(args: argparse.Namespace) -> dict[str, Any]:
@@ -390,7 +395,8 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     if args.peers:
         row |= peer_throughput(args.model, engine, prompts, params)
     for name, value in row.items():
-        print(f"{name:28} {value:,.3f}" if isinstance(value, float) else f"{name:28} {value:,}" if value else name)
+        number = f"{value:,.3f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+        print(f"{name:28} {number or '-'}")
     return {"command": "throughput", "model": args.model, **row, **memory_bytes(engine), **setup(engine)}
 
 

@@ -45,6 +45,8 @@ def as_transformers(config: ModelConfig) -> dict[str, Any]:
 def load_peer(model: str, device: torch.device, dtype: torch.dtype, attention: str = "sdpa") -> Any:
     """A folder's weights, or a preset's shape with random ones, as a transformers model. ConfigError without it."""
     source = ModelSource.find(model)
+    if device.type == "cuda":
+        torch.compiler.reset()  # else a second batch size is compiled for any size, into slower kernels
     if source.folder is None:
         return shaped_peer(source.config, device, dtype, attention)
     options = dict(dtype=dtype, attn_implementation=attention)
