@@ -11,7 +11,7 @@ import numbers
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,7 +167,8 @@ class Engine:
         self._left = self._accounted = 0.0  # when `step` was last left; up to when its time belongs to a step
         self._sampling: tuple[list[int], list[int], SamplingBatch] | None = None  # for whom, how long they were, what
         self._requests: dict[int, Request] = {}
-        self._held: list[StepOutput] = []  # made while someone else was being served
+        self._held: list[StepOutput] = []  # not handed out yet
+        self._claimed: set[int] = set()  # requests whose outputs go to a `generate` or a `stream`
         self._next_id = 0
 
     @property
@@ -211,13 +212,13 @@ class Engine:
         """End a request now; what it has so far comes back with finish_reason `abort`."""
         if request_id not in self._requests:
             raise RequestError(f"there is no unfinished request {request_id}")
-        self._held = [output for output in self._held if output.request_id != request_id]
+        self._take(lambda held: held == request_id)
         return self._end(self._requests[request_id], "abort")
 
     @property
     def has_unfinished(self) -> bool:
         """Whether another `step()` would do or return anything."""
-        return bool(self._held) or not self.scheduler.is_idle
+        return not self.scheduler.is_idle or any(output.request_id not in self._claimed for output in self._held)
 
     def generate(
         self,
@@ -274,27 +275,37 @@ class Engine:
 
     # ---- one step ----
 
-    @torch.inference_mode()
     def step(self) -> list[StepOutput]:
         """Run one prefill or decode step; an output for each sequence whose token is there.
+
+        What a `generate` or a `stream` waits for is computed too, and goes to it.
 
         On CUDA the device is given a step before the tokens of the one before are read, so that it need not wait for
         the host: those tokens go from step to step on the device, and an output comes one call later. A sequence that
         turns out to have ended then has one token too many in the making, which is dropped.
 
-        Outputs of streams that are waiting come too: whoever calls `step` takes everybody's. A step that an error
-        or Ctrl-C breaks off while the model runs is run again by the next call; before and after, Ctrl-C waits.
+        A step that an error or Ctrl-C breaks off while the model runs is run again by the next call; before and after,
+        Ctrl-C waits.
         """
-        self._accounted += time.perf_counter() - self._left  # what the caller did in between is no step's time
+        self._advance()
+        return self._take(lambda request_id: request_id not in self._claimed)
+
+    def _take(self, wanted: Callable[[int], bool]) -> list[StepOutput]:
+        """Hand out what is held for these requests."""
+        taken = [output for output in self._held if wanted(output.request_id)]
+        self._held = [output for output in self._held if not wanted(output.request_id)]
+        return taken
+
+    def _advance(self) -> None:
+        """Run a step, whose outputs are held; what the caller did since the last one is no step's time."""
+        self._accounted += time.perf_counter() - self._left
         try:
-            self._step()
+            self._run_step()
         finally:
             self._left = time.perf_counter()
-        outputs, self._held = self._held, []
-        return outputs
 
-    def _step(self) -> None:
-        """What `step` does; its outputs are held."""
+    @torch.inference_mode()
+    def _run_step(self) -> None:
         ahead = (
             self._runs_ahead
             and not self._broke_off
@@ -389,12 +400,16 @@ class Engine:
     # ---- small helpers ----
 
     def _outputs(self, ids: Iterable[int]) -> Iterator[StepOutput]:
-        """Step until these requests have ended; others' outputs are held for whoever asks for them."""
+        """Step until these requests have ended, whose outputs go nowhere else; others' are held."""
         mine = set(ids)
-        while not mine.isdisjoint(self._requests) or any(output.request_id in mine for output in self._held):
-            outputs = self.step()
-            self._held = [output for output in outputs if output.request_id not in mine]
-            yield from (output for output in outputs if output.request_id in mine)
+        self._claimed |= mine
+        while True:
+            if outputs := self._take(mine.__contains__):
+                yield from outputs
+            elif mine.isdisjoint(self._requests):
+                return
+            else:
+                self._advance()
 
     def _add_all(self, prompts: list[Prompt], params: Sequence[SamplingParams | None]) -> list[int]:
         """Queue all prompts, or none if one is bad."""
@@ -412,7 +427,8 @@ class Engine:
         for request_id in ids:
             if request_id in self._requests:
                 self.abort(request_id)
-        self._held = [output for output in self._held if output.request_id not in ids]
+        self._take(ids.__contains__)
+        self._claimed.difference_update(ids)
 
     def _checked(self, prompt: Prompt, sampling_params: SamplingParams | None) -> tuple[list[int], SamplingParams]:
         """The prompt as token ids that this engine can serve, and its parameters, or RequestError."""
