@@ -12,6 +12,7 @@ from test_blocks import Owners
 
 from tinyengine.engine import Engine
 from tinyengine.errors import BlockError
+from tinyengine.kv.blocks import BlockAllocator
 from tinyengine.kv.prefix import PrefixCache, extend_digests
 from tinyengine.sampling import SamplingParams
 
@@ -42,7 +43,7 @@ def test_a_chain_grows_with_its_tokens():
 
 def remembered(blocks=6):
     """Blocks 1 to 3 hold a chain, and nobody owns them."""
-    cache, chain = PrefixCache(blocks), extend_digests([], list(range(12)), 4)
+    cache, chain = PrefixCache(BlockAllocator(blocks)), extend_digests([], list(range(12)), 4)
     owned = cache.allocate(3)
     for block, digest in zip(owned, chain, strict=True):
         cache.remember(block, digest)
@@ -89,6 +90,15 @@ def test_an_idle_block_may_get_several_owners_at_once():
     assert (cache.ref_count(1), cache.ref_count(2)) == (2, 1) and cache.num_idle([1, 2, 3]) == 1
 
 
+def test_an_idle_block_cannot_be_freed_again():
+    cache, chain = remembered()
+    cache.share([2])
+    for blocks in ([1], [2, 1], [2, 2]):
+        with pytest.raises(BlockError, match="not in use"):
+            cache.free(blocks)
+    assert cache.find(chain) == [1, 2, 3] and [cache.ref_count(b) for b in (1, 2, 3)] == [0, 1, 0]
+
+
 def test_what_is_forgotten_is_not_found():
     cache, chain = remembered()
     cache.share([1])
@@ -104,7 +114,7 @@ class Remembering(Owners):
 
     def __init__(self):
         super().__init__()
-        self.allocator = PrefixCache(12)
+        self.allocator = PrefixCache(BlockAllocator(12))
         self.holds = {}
 
     @rule()

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyengine.kv.blocks import BlockTable, blocks_needed
+from tinyengine.kv.blocks import BlockAllocator, BlockTable, blocks_needed
 from tinyengine.kv.prefix import PrefixCache
 from tinyengine.sampling import SamplingParams
 from tinyengine.scheduler import MAX_PREFILLS_IN_A_ROW, Scheduler
@@ -13,7 +13,7 @@ BLOCK = 4
 
 
 def make(num_blocks=100, max_num_seqs=8, budget=16):
-    return Scheduler(PrefixCache(num_blocks), max_num_seqs, budget)
+    return Scheduler(PrefixCache(BlockAllocator(num_blocks)), max_num_seqs, budget)
 
 
 def add(scheduler, prompt_len, max_tokens=5, request_id=0, max_len=10_000):

@@ -32,7 +32,7 @@ from tinyengine.graphs.rungs import GraphOptions
 from tinyengine.graphs.runner import GraphRunner
 from tinyengine.graphs.tape import TapeBackend
 from tinyengine.interrupts import held_interrupts
-from tinyengine.kv.blocks import BlockTable, blocks_needed
+from tinyengine.kv.blocks import BlockAllocator, BlockTable, blocks_needed
 from tinyengine.kv.cache import KVCache, KVLayout, default_kv_bytes, fit_blocks
 from tinyengine.kv.prefix import PrefixCache
 from tinyengine.loading import EMBEDDED_MODEL, ModelSource, pick_dtype
@@ -155,7 +155,7 @@ class Engine:
         self.max_model_len = _fitting_length(layout, num_blocks, length, max_model_len)
         cache = KVCache(layout, num_blocks, self.device)
         max_num_seqs = min(max_num_seqs, num_blocks - 1)  # a running sequence holds at least one block
-        self.scheduler = Scheduler(PrefixCache(num_blocks), max_num_seqs, max_num_batched_tokens)
+        self.scheduler = Scheduler(PrefixCache(BlockAllocator(num_blocks)), max_num_seqs, max_num_batched_tokens)
         plan = options.plan(max_num_seqs, blocks_needed(self.max_model_len, size), num_blocks)
         backend: Backend = CudaBackend(self.device) if self.device.type == "cuda" else TapeBackend()
         self.runner = GraphRunner(params, cache, self.attention, backend, plan)

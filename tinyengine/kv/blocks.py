@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -80,7 +81,7 @@ class BlockAllocator:
         """`count` blocks with one owner each, or BlockError and none taken."""
         if count > self.num_free:
             raise BlockError(f"{count} blocks asked for and {self.num_free} are free: preempt a sequence first")
-        blocks = [self._take() for _ in range(count)]
+        blocks = [heapq.heappop(self._free) for _ in range(count)]
         for block in blocks:
             self._refs[block] = 1
         return blocks
@@ -95,13 +96,7 @@ class BlockAllocator:
         for block in self._require_used(blocks, "freed"):
             self._refs[block] -= 1
             if self._refs[block] == 0:
-                self._give_back(block)
-
-    def _take(self) -> int:
-        return heapq.heappop(self._free)
-
-    def _give_back(self, block: int) -> None:
-        heapq.heappush(self._free, block)
+                heapq.heappush(self._free, block)
 
     def _require_used(self, blocks: Iterable[int], verb: str) -> list[int]:
         """The blocks as a list, once it is sure that each has as many owners as the list names it."""
@@ -113,10 +108,23 @@ class BlockAllocator:
         return wanted
 
 
+class Allocator(Protocol):
+    """What a block table asks for blocks: see BlockAllocator."""
+
+    def allocate(self, count: int) -> list[int]:
+        """Blocks with one owner each."""
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more owner for each block."""
+
+    def free(self, blocks: Iterable[int]) -> None:
+        """One owner less for each block."""
+
+
 class BlockTable:
     """The blocks of one sequence, in the order of its positions."""
 
-    def __init__(self, allocator: BlockAllocator, block_size: int) -> None:
+    def __init__(self, allocator: Allocator, block_size: int) -> None:
         self._allocator = allocator
         self.block_size = block_size
         self.blocks: list[int] = []

@@ -7,8 +7,7 @@ nobody has used for longest makes room first.
 from __future__ import annotations
 
 import hashlib
-import heapq
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -29,22 +28,37 @@ def extend_digests(digests: list[bytes], token_ids: Sequence[int], block_size: i
     return digests
 
 
-class PrefixCache(BlockAllocator):
-    """An allocator that remembers what full blocks hold. A remembered block without owners is idle: free, but whole.
+class PrefixCache:
+    """Remembers what full blocks hold, in front of an allocator that knows nothing of it.
 
-    Blocks that hold nothing are handed out first, then the block that has been idle for longest.
+    A remembered block that nobody else owns is idle: this cache is its one owner, so it keeps what it holds, and
+    gives it back as soon as blocks run out, the one that has been idle for longest first.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
+    def __init__(self, allocator: BlockAllocator) -> None:
+        self._allocator = allocator
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # longest first
 
     @property
+    def num_blocks(self) -> int:
+        """All blocks, the null block included."""
+        return self._allocator.num_blocks
+
+    @property
     def num_free(self) -> int:
         """Blocks that `allocate` can still hand out, idle ones among them."""
-        return super().num_free + len(self._idle)
+        return self._allocator.num_free + len(self._idle)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that somebody owns, idle ones not among them."""
+        return self.num_blocks - 1 - self.num_free
+
+    def ref_count(self, block: int) -> int:
+        """How many owners the block has beside this cache."""
+        return 0 if block in self._idle else self._allocator.ref_count(block)
 
     def remember(self, block: int, digest: bytes) -> None:
         """This block, which somebody owns, now holds what the digest stands for. The first block that does is kept."""
@@ -60,7 +74,7 @@ class PrefixCache(BlockAllocator):
                 del self._block_of[self._digest_of.pop(block)]
             if block in self._idle:
                 del self._idle[block]
-                heapq.heappush(self._free, block)
+                self._allocator.free([block])
 
     def find(self, digests: Iterable[bytes]) -> list[int]:
         """The blocks of the longest beginning of a chain that is remembered."""
@@ -75,22 +89,27 @@ class PrefixCache(BlockAllocator):
         """How many of these have no owner: to share them takes as many from the free ones."""
         return sum(block in self._idle for block in blocks)
 
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks with one owner each, or BlockError and none taken. Blocks that hold nothing go first."""
+        if count <= self.num_free:
+            self.forget(list(self._idle)[: max(0, count - self._allocator.num_free)])
+        return self._allocator.allocate(count)
+
     def share(self, blocks: Iterable[int]) -> None:
         """One more owner for each block, of idle ones the first. BlockError if one is neither owned nor remembered."""
         wanted = list(blocks)
-        idle = [block for block in wanted if block in self._idle]
-        super().share(block for block in wanted if block not in self._idle)
+        idle = {block for block in wanted if block in self._idle}
+        self._allocator.share((Counter(wanted) - Counter(idle)).elements())  # an idle block has an owner already
         for block in idle:
-            self._idle.pop(block, None)
-            self._refs[block] += 1
+            del self._idle[block]
 
-    def _take(self) -> int:
-        if not self._free:
-            self.forget([next(iter(self._idle))])
-        return super()._take()
+    def free(self, blocks: Iterable[int]) -> None:
+        """One owner less for each block; the last owner of a remembered one is this cache. BlockError on a double free.
 
-    def _give_back(self, block: int) -> None:
-        if block in self._digest_of:
-            self._idle[block] = None
-        else:
-            super()._give_back(block)
+        What comes first has been idle for longest.
+        """
+        wanted = Counter(blocks)
+        stay = [b for b, times in wanted.items() if b in self._digest_of and self.ref_count(b) == times]
+        again = [b for b in wanted if b in self._idle]  # which the allocator finds freed twice, and refuses
+        self._allocator.free([*(wanted - Counter(stay)).elements(), *again])
+        self._idle.update(dict.fromkeys(stay))
