@@ -10,6 +10,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
+pytest_plugins = ["exercises.plugin"]
+
 
 def pytest_collection_modifyitems(items):
     """Skip the tests marked `cuda` where there is no device; they count as skipped, never as passed."""

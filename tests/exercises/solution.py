@@ -22,7 +22,11 @@ START_SECONDS = 120.0  # for Python and PyTorch to load on a slow machine
 
 
 class Failed(Exception):
-    """Why a student's file gave no value; the message is for the student."""
+    """Why a student's file gave no value, told to the student. error: the name of the exception, if it was one."""
+
+    def __init__(self, message: str, error: str | None = None) -> None:
+        super().__init__(message)
+        self.error = error
 
 
 class Solution:
@@ -75,9 +79,14 @@ class Solution:
         """
         return self._ask({"of": of, "name": name, "args": list(args), "kwargs": kwargs, "keep": keep})
 
-    def read(self, name: str, of: str = "file") -> Any:
-        """An attribute."""
-        return self._ask({"of": of, "name": name, "args": None, "kwargs": None, "keep": None})
+    def read(self, name: str, of: str = "file", keep: str | None = None) -> Any:
+        """An attribute; see `call`."""
+        return self._ask({"of": of, "name": name, "args": None, "kwargs": None, "keep": keep})
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone, and every call fails."""
+        return bool(self._broken)
 
     @property
     def printed(self) -> str:
@@ -120,7 +129,7 @@ class Solution:
         if "value" in reply:
             return reply["value"]
         where = f"{self.path.name}, line {reply.get('line')}: " if reply.get("line") else ""
-        raise Failed(f"{where}{reply.get('error')}: {reply.get('message')}")
+        raise Failed(f"{where}{reply.get('error')}: {reply.get('message')}", reply.get("error"))
 
     def _break(self, reason: str) -> None:
         self._broken = reason

@@ -1,0 +1,115 @@
+"""pytest learns to grade: the marker `exercise`, where a solution comes from, and the score card at the end."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from exercises.expect import Wrong
+from exercises.grade import Graded, gradescope, reason, score_card, seeded
+from exercises.solution import Failed, Solution
+
+REFERENCE = Path(__file__).parent / "reference"
+STUBS = Path(__file__).parent.parent.parent / "notebooks" / "exercises"
+RESULT = "exercise"  # the key under which a report carries a Graded
+OPEN = pytest.StashKey[dict[int, Solution]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("exercises")
+    group.addoption("--impl", choices=["reference", "student"], default="reference", help="whose parts are graded")
+    group.addoption("--student-dir", type=Path, default=STUBS, metavar="DIR", help="where ex01_*.py … are")
+    group.addoption(
+        "--gradescope", type=Path, metavar="FILE", help="also write the points as Gradescope's results.json"
+    )
+    group.addoption("--hidden-seed", type=int, default=0, metavar="N", help="other numbers; messages give hints only")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "exercise(number, part, points, needs, timeout, hint): a graded test of a course exercise"
+    )
+    config.stash[OPEN] = {}
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    for solution in config.stash.get(OPEN, {}).values():
+        solution.close()
+
+
+def file_of(config: pytest.Config, number: int) -> Path:
+    """The file that holds an exercise's solution. Failed if there is none, or more than one."""
+    folder = REFERENCE if config.getoption("--impl") == "reference" else config.getoption("--student-dir")
+    found = sorted(folder.glob(f"ex{number:02}_*.py"))
+    if len(found) != 1:
+        many = f"{len(found)} files" if found else "no file"
+        raise Failed(f"there must be one file ex{number:02}_*.py in {folder}, and there is {many}")
+    return found[0]
+
+
+@pytest.fixture
+def solution(request: pytest.FixtureRequest) -> Solution:
+    """The process of the exercise that the test belongs to; a new one where the last one ended."""
+    marker = request.node.get_closest_marker("exercise").kwargs
+    if marker.get("needs", "cpu") == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    running, number = request.config.stash[OPEN], marker["number"]
+    if number not in running or running[number].ended:
+        running[number] = Solution(file_of(request.config, number), marker.get("timeout", 20))
+    return running[number]
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """The test's own numbers, the same ones each time; torch is seeded alike."""
+    return seeded(request.node.originalname, request.config.getoption("--hidden-seed"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
+    """A wrong solution is told in words and not as the grader's traceback."""
+    report = (yield).get_result()
+    marker = item.get_closest_marker("exercise")
+    if marker is None or (call.when != "call" and report.passed) or call.when == "teardown":
+        return
+    why = ""
+    if call.excinfo is not None and call.excinfo.errisinstance((Wrong, Failed)):
+        hidden = bool(item.config.getoption("--hidden-seed"))
+        why = reason(call.excinfo.value, marker.kwargs["hint"], hidden)
+        running = item.config.stash[OPEN].get(marker.kwargs["number"])
+        if running and running.printed and not hidden:
+            why += f"\nYour file printed:\n{running.printed}"
+        report.longrepr = f"Exercise {marker.kwargs['number']}, {marker.kwargs['part']}: {why}"
+        report.outcome = "failed"
+    graded = Graded.of(marker.kwargs, item.name, report.outcome, why)
+    report.user_properties.append((RESULT, vars(graded)))
+
+
+def graded_tests(reporter: Any) -> list[Graded]:
+    """Every graded test of this run, in the order of the exercises."""
+    reports = [report for kind in ("passed", "failed", "error", "skipped") for report in reporter.stats.get(kind, ())]
+    found = [
+        Graded(**value)
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == RESULT
+    ]
+    return sorted(found, key=lambda graded: graded.number)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """The score card, and Gradescope's file."""
+    tests = graded_tests(terminalreporter)
+    if not tests:
+        return
+    terminalreporter.section(f"exercises ({config.getoption('--impl')})")
+    for line in score_card(tests):
+        terminalreporter.line(line)
+    if path := config.getoption("--gradescope"):
+        path.write_text(json.dumps(gradescope(tests), indent=1) + "\n", encoding="utf-8")

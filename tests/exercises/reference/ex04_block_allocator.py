@@ -1,0 +1,3 @@
+"""The engine's own part."""
+
+from tinyengine.kv.blocks import BlockAllocator as BlockAllocator
