@@ -1,6 +1,7 @@
 """The graders are graded: wrong solutions lose points where they should, right ones in any style get all of them."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -8,25 +9,47 @@ import pytest
 from exercises.grade import grade, graded_tests_of, possible
 from exercises.plugin import STUBS
 
-MUTANTS = sorted((Path(__file__).parent / "mutants").glob("ex*/*.py"))
-NUMBERS = sorted({int(path.parent.name.removeprefix("ex")) for path in MUTANTS})
+FOLDERS = {int(path.name.removeprefix("ex")): path for path in sorted((Path(__file__).parent / "mutants").glob("ex*"))}
+RIGHT = [(number, path) for number, folder in FOLDERS.items() for path in sorted(folder.glob("right_*.py"))]
+WRONG = {
+    (number, name): mutant
+    for number, folder in FOLDERS.items()
+    for name, mutant in runpy.run_path(str(folder / "wrong.py"))["WRONG"].items()
+}
 
 
-@pytest.mark.parametrize("path", MUTANTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_mutant_loses_where_it_says_and_another_style_loses_nothing(path):
-    results = grade(number := int(path.parent.name.removeprefix("ex")), path)
-    failed = {result.test: result.why for result in results if result.outcome != "passed"}
-    verdict = path.read_text(encoding="utf-8").splitlines()[0]
-    if path.stem.startswith("right_"):
-        assert verdict.startswith('"""Right: ') and not failed
-        return
-    found_by = re.match(r'"""Wrong, found by (\w+): ', verdict).group(1)
-    assert found_by in failed, failed
+@pytest.fixture
+def wrong_file(tmp_path):
+    """A file that is right but for a mutant's replacements."""
+
+    def make(number, name):
+        text = next(path for n, path in RIGHT if n == number).read_text(encoding="utf-8")
+        for old, new in WRONG[number, name][2]:
+            assert text.count(old) == 1, f"{old!r} is not once in the right solution"
+            text = text.replace(old, new)
+        path = tmp_path / f"ex{number:02}_{name}.py"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(("number", "name"), WRONG, ids=str)
+def test_a_wrong_solution_loses_points_where_it_should(wrong_file, number, name):
+    failed = {
+        result.test: result.why for result in grade(number, wrong_file(number, name)) if result.outcome != "passed"
+    }
+    found_by = WRONG[number, name][0]
     (hint,) = [marker["hint"] for test, marker in graded_tests_of(number) if test.__name__ == found_by]
-    assert failed[found_by].endswith(f"Hint: {hint}")
+    assert found_by in failed and failed[found_by].endswith(f"Hint: {hint}"), failed
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize(("number", "path"), RIGHT, ids=lambda value: getattr(value, "stem", value))
+def test_a_right_solution_in_another_style_loses_nothing(number, path):
+    assert [result.why for result in grade(number, path) if result.outcome != "passed"] == []
+
+
+@pytest.mark.parametrize("number", FOLDERS)
 def test_a_stub_earns_nothing_and_says_what_to_do(number):
     (stub,) = STUBS.glob(f"ex{number:02}_*.py")
     results = grade(number, stub)
@@ -37,17 +60,16 @@ def test_a_stub_earns_nothing_and_says_what_to_do(number):
         )
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_there_are_enough_mutants(number):
-    kinds = [path.stem.split("_")[0] for path in MUTANTS if path.parent.name == f"ex{number:02}"]
-    assert kinds.count("wrong") >= 6 and kinds.count("right") >= 2
+@pytest.mark.parametrize("number", FOLDERS)
+def test_there_are_enough_of_both(number):
+    assert sum(n == number for n, _ in WRONG) >= 6 and sum(n == number for n, _ in RIGHT) >= 2
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_other_numbers_find_the_same(number):
+@pytest.mark.parametrize("number", FOLDERS)
+def test_other_numbers_find_the_same(wrong_file, number):
     """With a hidden seed a right solution keeps its points, and a wrong one is told the hint alone."""
-    folder = Path(__file__).parent / "mutants" / f"ex{number:02}"
-    right = grade(number, min(folder.glob("right_*.py")), hidden_seed=7)
+    right = grade(number, next(path for n, path in RIGHT if n == number), hidden_seed=7)
     assert possible(right) > 0 and all(result.outcome == "passed" for result in right)
-    wrong = [result for result in grade(number, min(folder.glob("wrong_*.py")), hidden_seed=7) if result.why]
+    name = next(name for n, name in WRONG if n == number)
+    wrong = [result for result in grade(number, wrong_file(number, name), hidden_seed=7) if result.why]
     assert wrong and all(result.why.startswith("Hint: ") for result in wrong)

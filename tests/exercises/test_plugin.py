@@ -18,7 +18,8 @@ ROOT = HERE.parent.parent
 @pytest.mark.parametrize("where", [ROOT, HERE], ids=["from the root", "from the graders' folder"])
 def test_a_folder_of_solutions_gets_its_points(tmp_path, where):
     shutil.copy(HERE / "mutants/ex04/right_sorted_free_list.py", tmp_path / "ex04_block_allocator.py")
-    shutil.copy(HERE / "mutants/ex12/wrong_fifo.py", tmp_path / "ex12_lru_graph_cache.py")
+    shutil.copy(HERE / "mutants/ex12/right_ticks.py", wrong := tmp_path / "ex12_lru_graph_cache.py")
+    wrong.write_text(wrong.read_text().replace("self.held[key] = (found[0], next(self.ticks))", "pass"))
     results = tmp_path / "results.json"
     options = ["--impl", "student", "--student-dir", str(tmp_path), "--gradescope", str(results)]
     command = [sys.executable, "-m", "pytest", *options, "-q", "-p", "no:cacheprovider", "-k", "ex01 or ex04 or ex12"]
