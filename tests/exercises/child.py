@@ -71,8 +71,7 @@ def main() -> None:
             try:
                 if not objects:
                     objects["file"] = load(path)
-                reply = {"value": answer(objects, request) if request else None}
-                send(connection, reply)
+                send(connection, {"value": answer(objects, request)})
             except BaseException as error:  # SystemExit, too
                 send(connection, told(error, path))
 
