@@ -12,7 +12,6 @@ import importlib.metadata
 import json
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinyengine.cli import Parser, at_least, exit_code
+from tinyengine.cli import Parser, at_least, exit_code, leave
 from tinyengine.engine import Engine, EngineStats
 from tinyengine.errors import ConfigError
 from tinyengine.figures import origin, written
@@ -448,4 +447,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

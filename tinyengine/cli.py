@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -59,6 +60,12 @@ def exit_code(program: Callable[[], int]) -> int:
         for descriptor in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
         return code
+
+
+def leave(code: int) -> NoReturn:
+    """End the process, all being written: Ctrl-C while Python takes itself down would kill it, and changes nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def one_line(error: Exception) -> str:

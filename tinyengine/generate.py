@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
-from tinyengine.cli import INTERRUPTED, USER_ERROR, Parser, at_least, exit_code, one_line
+from tinyengine.cli import INTERRUPTED, USER_ERROR, Parser, at_least, exit_code, leave, one_line
 
 if __name__ == "__main__":  # what follows imports PyTorch, which takes seconds in which nothing can be lost
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
@@ -204,7 +204,7 @@ class _Session:
         for output in self.outputs():
             print(output.text, end="", flush=True)
         if row.completion:
-            print()
+            print(flush=True)
 
     def batch(self) -> None:
         """All prompts together, behind a progress bar; results in the order of the prompts."""
@@ -274,4 +274,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

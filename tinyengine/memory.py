@@ -10,7 +10,6 @@ import argparse
 import logging
 import multiprocessing
 import random
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tinyengine.cli import Parser, at_least, exit_code
+from tinyengine.cli import Parser, at_least, exit_code, leave
 from tinyengine.errors import ConfigError
 from tinyengine.figures import origin, written
 from tinyengine.graphs.arena import MIB
@@ -455,4 +454,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
