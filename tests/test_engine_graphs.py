@@ -199,7 +199,7 @@ def test_what_was_handed_out_does_not_change_in_a_later_step(graphs):
         seen = seen or [(o, floats(o.completion.logprobs)) for o in outputs if o.completion and o.request_id == first]
         with torch.inference_mode():
             for captured in engine.runner.graphs.values:
-                captured.logits.fill_(float("nan"))  # between two steps nobody reads them
+                captured.step.logits.fill_(float("nan"))  # between two steps nobody reads them
     (output, before), *_ = seen
     assert floats(output.completion.logprobs) == before and len(before) == 12
     for o in outputs:

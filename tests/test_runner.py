@@ -18,7 +18,8 @@ from tinyengine.graphs.cuda import CudaBackend
 from tinyengine.graphs.meter import Predictor, predicted
 from tinyengine.graphs.recorder import branch_stream
 from tinyengine.graphs.rungs import LADDER, GraphPlan, Rung, find_rung
-from tinyengine.graphs.runner import GraphKey, GraphRunner, pad
+from tinyengine.graphs.runner import GraphKey, GraphRunner
+from tinyengine.graphs.static import pad
 from tinyengine.graphs.tape import TapeBackend, TapePool
 from tinyengine.kv.blocks import BlockAllocator, blocks_needed, pad_block_tables
 from tinyengine.kv.cache import KVCache, KVLayout
@@ -123,7 +124,7 @@ class Scene:
     def poison(self):
         """NaN into what every graph writes: a replay that writes nothing leaves it there."""
         for captured in self.runner.graphs.values:
-            captured.logits.fill_(NAN)
+            captured.step.logits.fill_(NAN)
 
     def check(self, inputs):
         """A replay writes eager's logits: on the tape to the bit, else within the tolerance; tokens are equal.
@@ -144,7 +145,7 @@ class Scene:
         """The addresses of each graph's inputs and logits."""
         graphs = self.runner.graphs
         return {
-            key: [t.data_ptr() for t in (*captured.inputs.inputs.tensors, captured.logits)]
+            key: [t.data_ptr() for t in (*captured.inputs.view(key.bucket, key.width).tensors, captured.step.logits)]
             for key, captured in zip(graphs.keys, graphs.values, strict=True)
         }
 
@@ -256,10 +257,10 @@ def test_a_replay_that_writes_nothing_is_noticed(kind, rung):
         scene.check(scene.batch(n, 2))
     inputs = scene.batch(3, 2)
     captured = scene.runner.find(scene.key_of(inputs))
-    kept, captured.graph = captured.graph, Nothing()
+    kept, captured.step.graph = captured.step.graph, Nothing()
     with pytest.raises(AssertionError, match="wrote nothing"):
         scene.check(inputs)
-    captured.graph = kept
+    captured.step.graph = kept
     scene.check(inputs)
 
 
@@ -1003,16 +1004,16 @@ def test_the_two_halves_lie_on_two_streams_between_fork_and_join():
     scene = Scene("tape", "largest-first", buckets=(5, 1), widths=(2,), microbatches=2)
     inputs = scene.batch(5, 2)
     scene.check(inputs)
-    graph = scene.runner.find(scene.key_of(inputs)).graph
+    graph = scene.runner.find(scene.key_of(inputs)).step.graph
     before, forked, after = graph.sections
     assert not before and set(forked) == {branch_stream(0), branch_stream(1)} and set(after) == {0}
     operators = [[kernel.op for kernel in kernels] for kernels in forked.values()]
     assert operators[0] == operators[1] and len(operators[0]) > 20
     assert [kernel.op for kernel in after[0]] == [torch.ops.aten.cat.default]
     shared = Scene("tape", buckets=(5, 1), widths=(2,), microbatches=2)
-    assert [len(section) for section in shared.runner.find(shared.runner.keys[0]).graph.sections] == [0, 2]
+    assert [len(section) for section in shared.runner.find(shared.runner.keys[0]).step.graph.sections] == [0, 2]
     scene.check(scene.batch(1, 2))
-    (whole,) = scene.runner.find(scene.runner.key(1, 2)).graph.sections
+    (whole,) = scene.runner.find(scene.runner.key(1, 2)).step.graph.sections
     assert set(whole) == {0}, "one row has no halves"
 
 
@@ -1021,7 +1022,7 @@ def test_the_two_halves_may_run_in_any_order(rung):
     scene = Scene("tape", rung, buckets=(5,), widths=(2,), microbatches=2)
     inputs = scene.batch(5, 2)
     expected = scene.runner.decode(inputs).clone()
-    graph = scene.runner.find(scene.key_of(inputs)).graph
+    graph = scene.runner.find(scene.key_of(inputs)).step.graph
     forked = graph.sections[1]
     graph.sections[1] = dict(reversed(list(forked.items())))
     scene.poison()

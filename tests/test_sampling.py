@@ -211,8 +211,7 @@ def test_a_row_that_keeps_everything_keeps_it_beside_one_that_does_not():
 def test_top_k_without_top_p_keeps_k_tokens_however_the_sums_round():
     """The first token's probability alone rounds to 1 in float32."""
     row = torch.cat([torch.zeros(1), torch.linspace(-30, -31, 1999)])
-    batch = SamplingBatch.build([SamplingParams(top_k=1000)], [1], [1], CPU)
-    assert float(_top_k_top_p_floor(row[None], batch)) == row[999]
+    assert float(_top_k_top_p_floor(row[None], torch.tensor([1000]), torch.ones(1), 1000)) == row[999]
 
 
 def test_noise_goes_with_the_length_of_the_history():

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from tinyengine.device import upload
-from tinyengine.kv.blocks import IntArray, pad_block_tables, slot_mapping
+from tinyengine.kv.blocks import IntArray
 from tinyengine.model.inputs import DecodeInputs, PrefillInputs
+from tinyengine.parts import Parts
 from tinyengine.scheduler import Step
 
 
@@ -21,7 +22,8 @@ class DecodeBatch:
     long as the same sequences run in the same blocks. It is given out, and changed by the next call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._blocks: list[list[int]] = []  # the sequences' own lists, which grow in place
         self._table = np.zeros((0, 0), np.int32)
 
@@ -31,7 +33,7 @@ class DecodeBatch:
         size = seqs[0].table.block_size
         positions = np.array([seq.num_computed for seq in seqs], np.int64)
         self._advance([seq.table.blocks for seq in seqs], positions, size)
-        slots = slot_mapping(self._table, np.arange(len(seqs)), positions, size)
+        slots = self._parts.slot_mapping(self._table, np.arange(len(seqs)), positions, size)
         ids = [-1 - seq.coming_row if seq.coming else seq.token_ids[-1] for seq in seqs]
         return DecodeInputs(
             input_ids=torch.tensor(ids),
@@ -46,25 +48,26 @@ class DecodeBatch:
         same = len(blocks) == len(self._blocks) and all(map(operator.is_, blocks, self._blocks))
         begun = np.flatnonzero(positions % size == 0) if same else ()
         if not same or any(len(blocks[row]) > self._table.shape[1] for row in begun):
-            self._blocks, self._table = blocks, pad_block_tables(blocks)
+            self._blocks, self._table = blocks, self._parts.pad_block_tables(blocks)
             return
         for row in begun:
             self._table[row, len(blocks[row]) - 1] = blocks[row][-1]
 
 
-def prefill_inputs(step: Step, device: torch.device) -> PrefillInputs:
+def prefill_inputs(step: Step, device: torch.device, parts: Parts) -> PrefillInputs:
     """The pending tokens of each chunk, laid end to end."""
     seqs = [seq for seq, _ in step.chunks]
     counts = [count for _, count in step.chunks]
-    table = pad_block_tables([seq.table.blocks for seq in seqs])
+    table = parts.pad_block_tables([seq.table.blocks for seq in seqs])
     spans = [(seq.num_computed, seq.num_computed + count) for seq, count in step.chunks]
     rows = np.repeat(np.arange(len(seqs)), counts)
     positions = np.concatenate([np.arange(start, stop) for start, stop in spans])
+    slots = parts.slot_mapping(table, rows, positions, seqs[0].table.block_size)
     tokens = [token for seq, span in zip(seqs, spans, strict=True) for token in seq.token_ids[slice(*span)]]
     return PrefillInputs(
         input_ids=upload(torch.tensor(tokens), device),
         positions=upload(torch.from_numpy(positions), device),
-        slot_mapping=upload(torch.from_numpy(slot_mapping(table, rows, positions, seqs[0].table.block_size)), device),
+        slot_mapping=upload(torch.from_numpy(slots), device),
         block_table=upload(torch.from_numpy(table), device),
         query_lens=tuple(counts),
         context_lens=tuple(stop for _, stop in spans),

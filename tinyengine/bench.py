@@ -261,7 +261,7 @@ def decode_at(
         captured = runner.find(key) if key and engine.device.type == "cuda" else None
         if captured:
             runner.decode(inputs)
-            times = [timed(captured.graph.replay, engine.device, 20) for _ in range(repeats)]
+            times = [timed(captured.step.graph.replay, engine.device, 20) for _ in range(repeats)]
             row["replay_ms"] = 1000 * statistics.median(times)
     floor = Floor.measure(engine)
     row["floor_ms"] = 1000 * floor.seconds(batch * context)

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tinyengine.batch import DecodeBatch, last_rows, prefill_inputs
 from tinyengine.device import pick_device, upload
 from tinyengine.errors import ConfigError, RequestError
 from tinyengine.flight import Flight
+from tinyengine.graphs.arena import Arena
 from tinyengine.graphs.backend import Backend
 from tinyengine.graphs.cuda import CudaBackend
 from tinyengine.graphs.meter import Predictor
@@ -32,12 +34,13 @@ from tinyengine.graphs.rungs import GraphOptions
 from tinyengine.graphs.runner import GraphRunner
 from tinyengine.graphs.tape import TapeBackend
 from tinyengine.interrupts import held_interrupts
-from tinyengine.kv.blocks import BlockAllocator, BlockTable, blocks_needed
+from tinyengine.kv.blocks import BlockTable, blocks_needed
 from tinyengine.kv.cache import KVCache, KVLayout, default_kv_bytes, fit_blocks
 from tinyengine.kv.prefix import PrefixCache
 from tinyengine.loading import EMBEDDED_MODEL, ModelSource, pick_dtype
-from tinyengine.model.attention import MAX_FLASH_SEQUENCES, MAX_FOLD, choose_attention
+from tinyengine.model.attention import MAX_FLASH_SEQUENCES, MAX_FOLD, GatherAttention, choose_attention
 from tinyengine.model.transformer import Params, float_logits, forward
+from tinyengine.parts import Parts
 from tinyengine.request import Completion, Request, TokenLogprobs
 from tinyengine.sampling import (
     NO_TOKEN,
@@ -101,7 +104,7 @@ class Engine:
     prompts run in chunks. attention: `auto`, `gather` or `flash`. graphs: `off`, `on` or a rung of the memory ladder
     (graphs/rungs.py) for decode steps; on the CPU they are a stand-in that costs time, so `auto` is `on` on CUDA
     alone. max_graphs: at most so many at once; by default all that can be asked for. microbatches: 2 captures each
-    step as two halves on two streams.
+    step as two halves on two streams. parts: what to run in place of the engine's own.
 
     Raises ConfigError or CheckpointError if the model cannot be run as asked.
     """
@@ -121,6 +124,7 @@ class Engine:
         graphs: str = "auto",
         max_graphs: int | None = None,
         microbatches: int = 1,
+        parts: Parts | None = None,
     ) -> None:
         _require_positive(
             max_num_seqs=max_num_seqs,
@@ -131,6 +135,7 @@ class Engine:
             kv_bytes=kv_bytes,
             max_num_batched_tokens=max_num_batched_tokens,
         )
+        self.parts = parts = parts or Parts()
         source = ModelSource.find(model)
         self.config, self.tokenizer = source.config, source.tokenizer
         if max_model_len is not None and max_model_len > self.config.max_position:
@@ -141,7 +146,14 @@ class Engine:
         options = GraphOptions.choose(graphs, self.device.type, max_graphs, microbatches)
         params = source.load(self.device, self.dtype, length)
         size = block_size or (256 if self.device.type == "cuda" else 16)
-        self.attention = choose_attention(attention, self.config, size, self.device, self.dtype)
+        self.attention = choose_attention(
+            attention,
+            self.config,
+            size,
+            self.device,
+            self.dtype,
+            GatherAttention(parts.causal_attention, parts.decode_attention),
+        )
 
         layout = KVLayout(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim, size, self.dtype)
         if kv_bytes is None:
@@ -149,18 +161,22 @@ class Engine:
             kv_bytes = default_kv_bytes(self.device, reserve)
             if self.device.type == "cuda":  # graphs come later, but their bytes are known now
                 blocks = fit_blocks(layout, kv_bytes, max_num_seqs, length)
-                plan = options.plan(max_num_seqs, blocks_needed(length, size), blocks)
+                plan = options.plan(max_num_seqs, blocks_needed(length, size), blocks, parts.capture_order)
                 kv_bytes -= Predictor(self.config, layout, self.attention).estimate(plan)
         num_blocks = fit_blocks(layout, kv_bytes, max_num_seqs, length)
         self.max_model_len = _fitting_length(layout, num_blocks, length, max_model_len)
         cache = KVCache(layout, num_blocks, self.device)
         max_num_seqs = min(max_num_seqs, num_blocks - 1)  # a running sequence holds at least one block
-        self.scheduler = Scheduler(PrefixCache(BlockAllocator(num_blocks)), max_num_seqs, max_num_batched_tokens)
-        plan = options.plan(max_num_seqs, blocks_needed(self.max_model_len, size), num_blocks)
-        backend: Backend = CudaBackend(self.device) if self.device.type == "cuda" else TapeBackend()
-        self.runner = GraphRunner(params, cache, self.attention, backend, plan)
+        allocator = PrefixCache(parts.BlockAllocator(num_blocks))
+        self.scheduler = Scheduler(
+            allocator, max_num_seqs, max_num_batched_tokens, admit=parts.admit, preempt=parts.preempt
+        )
+        plan = options.plan(max_num_seqs, blocks_needed(self.max_model_len, size), num_blocks, parts.capture_order)
+        arena = partial(Arena, parts.round_size, parts.segment_size)
+        backend: Backend = CudaBackend(self.device) if self.device.type == "cuda" else TapeBackend(arena)
+        self.runner = GraphRunner(params, cache, self.attention, backend, plan, parts=parts)
         self.stats = EngineStats()
-        self._decode_batch = DecodeBatch()
+        self._decode_batch = DecodeBatch(parts)
         self._flights: deque[Flight] = deque()
         self._runs_ahead = self.device.type == "cuda"  # elsewhere the host itself computes
         self._broke_off = False  # the last step, while the model ran
@@ -333,7 +349,8 @@ class Engine:
         if step.is_decode:
             coming = self._flights[-1].tokens if self._flights else None
             return seqs, *self._choose(self.runner.decode(self._decode_batch.inputs(step), coming), seqs)
-        hidden = forward(self.params, prefill_inputs(step, self.device), self.attention, self.cache)
+        inputs = prefill_inputs(step, self.device, self.parts)
+        hidden = forward(self.params, inputs, self.attention, self.cache, self.parts.rotations)
         if not seqs:
             return [], torch.empty(0, dtype=torch.int64), []
         rows = upload(last_rows(step), self.device)
@@ -343,7 +360,7 @@ class Engine:
         """A token for each row, and its log-probabilities where they were asked for."""
         params = [seq.params for seq in seqs]
         penalized = penalize_repetition(logits, params, [seq.token_ids for seq in seqs])
-        chosen = sample(penalized, self._sampling_batch(seqs))
+        chosen = sample(penalized, self._sampling_batch(seqs), self.parts.sampling_weights)
         return chosen, _logprobs(logits, chosen.clamp(min=0), params)
 
     def _sampling_batch(self, seqs: list[TokenSequence]) -> SamplingBatch:

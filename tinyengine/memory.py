@@ -111,7 +111,7 @@ def measure(setting: Setting, plan: GraphPlan, order: Sequence[tuple[int, int]])
     if plan.rung.graphs:
         runner.warmup([runner.key(*pair) for pair in order])
     for captured in runner.graphs.values:
-        captured.graph.replay()
+        captured.step.graph.replay()
     if runner.stats["failed_captures"]:
         raise ConfigError("a capture failed, most likely for want of memory: fewer or smaller buckets may fit")
     return Reading(meter.read(runner), changes, runner.capture_seconds)

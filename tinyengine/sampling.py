@@ -7,7 +7,7 @@ a token is chosen by inverse CDF in the order of token ids: neither depends on w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -131,6 +131,10 @@ class SamplingBatch:
             all_greedy=all(p.greedy for p in params),
         )
 
+    def width(self, vocab: int) -> int:
+        """How many of the likeliest tokens have to be in order; 0 if no row restricts anything."""
+        return min(self.max_top_k or vocab, vocab) if self.restricted else 0
+
     def later(self, tokens: int) -> SamplingBatch:
         """The same rows so many tokens later."""
         return self if self.all_greedy else replace(self, position=self.position + tokens)
@@ -150,7 +154,38 @@ def penalize_repetition(logits: Tensor, params: Sequence[SamplingParams], histor
     return logits
 
 
-def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
+def sampling_weights(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> Tensor:
+    """For each token of each row how likely it is, up to a factor; 0 for what top_k and top_p drop. `[n, vocab]`.
+
+    logits: float32 `[n, vocab]`; temperature: float32 `[n]`, above 0; top_k: int64 `[n]`, 0 for all tokens; top_p:
+    float32 `[n]`, of what top_k keeps. width: no row needs more than so many of the likeliest tokens in order; 0 where
+    no row has a top_k or a top_p. Ties with the last token that is kept are kept, too.
+    """
+    # Minus the row's maximum first, so that a tiny temperature cannot overflow.
+    scaled = (logits - logits.amax(-1, keepdim=True)).div_(temperature.unsqueeze(1))
+    if width:
+        scaled.masked_fill_(scaled < _top_k_top_p_floor(scaled, top_k, top_p, width), -math.inf)
+    return scaled.exp_()
+
+
+def _top_k_top_p_floor(logits: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> Tensor:
+    """The smallest logit that each row's top_k and top_p keep, `[n, 1]`. Ties with it are kept too."""
+    vocab = logits.shape[-1]
+    ordered = logits.topk(width, -1).values if width < vocab else logits.sort(-1, descending=True).values
+    rank = torch.arange(width, device=logits.device)
+    k = torch.where(top_k > 0, top_k, vocab).unsqueeze(1)
+    kept = ordered.masked_fill(rank >= k, -math.inf)
+    # The probability of all that are likelier. The roll brings the total to the front: rank 0 is kept regardless.
+    before = kept.softmax(-1).cumsum(-1).roll(1, -1)
+    top_p = top_p.unsqueeze(1)
+    keep = (rank < k) & ((before < top_p) | (top_p >= 1) | (rank == 0))
+    floor = ordered.gather(1, (keep.sum(-1, keepdim=True) - 1))
+    # Where `width` cut the sort short, a row without top_k and top_p got a floor that means nothing.
+    unrestricted = (top_k <= 0).unsqueeze(1) & (top_p >= 1)
+    return floor.masked_fill(unrestricted, -math.inf)
+
+
+def sample(logits: Tensor, batch: SamplingBatch, sampling_weights: Callable[..., Tensor] = sampling_weights) -> Tensor:
     """The next token of each of n rows, int64 `[n]`, from its logits, float32 `[n, vocab]`, which stay as they are.
 
     A row with a NaN or an infinite maximum gets NO_TOKEN: whatever was chosen there would mean nothing.
@@ -158,34 +193,13 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     highest, chosen = logits.max(-1)
     if not batch.all_greedy:
         temperature = torch.where(batch.temperature > 0, batch.temperature, 1.0)
-        # Minus the row's maximum first, so that a tiny temperature cannot overflow.
-        scaled = (logits - highest.unsqueeze(1)).div_(temperature.unsqueeze(1))
-        if batch.restricted or batch.uses_min_p:
-            # The likeliest token is at 0 and every other below: min_p is a threshold on the logits.
-            scaled.masked_fill_(scaled < batch.min_p.log().unsqueeze(1), -math.inf)
-        if batch.restricted:
-            scaled.masked_fill_(scaled < _top_k_top_p_floor(scaled, batch), -math.inf)
-        drawn = inverse_cdf(scaled.exp_(), uniform(batch.seed, batch.position))
+        if batch.uses_min_p:  # a token that is min_p times as likely as the likeliest is so far below it
+            least = highest + temperature * batch.min_p.log()
+            logits = logits.masked_fill(logits < least.unsqueeze(1), -math.inf)
+        weights = sampling_weights(logits, temperature, batch.top_k, batch.top_p, batch.width(logits.shape[-1]))
+        drawn = inverse_cdf(weights, uniform(batch.seed, batch.position))
         chosen = torch.where(batch.temperature > 0, drawn, chosen)
     return chosen.masked_fill(~(highest.abs() < math.inf), NO_TOKEN)
-
-
-def _top_k_top_p_floor(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """The smallest logit that each row's top_k and top_p keep, `[n, 1]`. Ties with it are kept too."""
-    vocab = logits.shape[-1]
-    width = min(batch.max_top_k or vocab, vocab)
-    ordered = logits.topk(width, -1).values if width < vocab else logits.sort(-1, descending=True).values
-    rank = torch.arange(width, device=logits.device)
-    k = torch.where(batch.top_k > 0, batch.top_k, vocab).unsqueeze(1)
-    kept = ordered.masked_fill(rank >= k, -math.inf)
-    # The probability of all that are likelier. The roll brings the total to the front: rank 0 is kept regardless.
-    before = kept.softmax(-1).cumsum(-1).roll(1, -1)
-    top_p = batch.top_p.unsqueeze(1)
-    keep = (rank < k) & ((before < top_p) | (top_p >= 1) | (rank == 0))
-    floor = ordered.gather(1, (keep.sum(-1, keepdim=True) - 1))
-    # Where max_top_k cut the sort short, a row without top_k and top_p got a floor that means nothing.
-    unrestricted = (batch.top_k <= 0).unsqueeze(1) & (top_p >= 1)
-    return floor.masked_fill(unrestricted, -math.inf)
 
 
 def inverse_cdf(weights: Tensor, u: Tensor, part: int = 128) -> Tensor:

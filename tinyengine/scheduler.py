@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import deque
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 
 from tinyengine.kv.prefix import PrefixCache
@@ -36,6 +38,39 @@ class Step:
         return [seq.pending == count for seq, count in self.chunks]
 
 
+def admit(needs: Iterable[int], num_running: int, num_free: int, max_num_seqs: int) -> int:
+    """How many of the waiting sequences start now, in order: the first that cannot start holds up those behind it.
+
+    needs: blocks that each has to take. One starts if fewer than `max_num_seqs` run, and if beside the blocks that it
+    takes one for each running sequence stays free, else the next decode step would preempt what was just admitted.
+    What starts runs, for those that come after it. When none runs nothing is kept free, and any sequence fits, since
+    none longer than the cache is ever accepted: so this cannot wait for ever.
+    """
+    admitted = 0
+    for need in needs:
+        running = num_running + admitted
+        if running >= max_num_seqs or need + running > num_free:
+            break
+        num_free -= need
+        admitted += 1
+    return admitted
+
+
+def preempt(missing: ListLike[int], released: ListLike[int], num_free: int) -> int:
+    """How many of the running sequences have to give way, the youngest first, so that the others can go on.
+
+    missing: blocks that each running sequence has to take for its next token, the oldest sequence first; released:
+    blocks that come free when it gives way after all that are younger. As few as can be: those that are left must find
+    what they miss among `num_free` blocks and those that came free.
+    """
+    victims, wanted = 0, sum(missing)
+    while wanted > num_free:
+        victims += 1
+        wanted -= missing[-victims]
+        num_free += released[-victims]
+    return victims
+
+
 class Scheduler:
     """Two queues, oldest request first: `waiting` holds no blocks, `running` holds blocks for all its tokens.
 
@@ -44,7 +79,14 @@ class Scheduler:
     is full waits for its last token to be read.
     """
 
-    def __init__(self, allocator: PrefixCache, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        allocator: PrefixCache,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        admit: Callable[..., int] = admit,
+        preempt: Callable[..., int] = preempt,
+    ) -> None:
         self.allocator = allocator
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -53,6 +95,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         self._prefills_in_a_row = 0
+        self._may_start, self._have_to_give_way = admit, preempt
 
     @property
     def is_idle(self) -> bool:
@@ -93,13 +136,9 @@ class Scheduler:
         return step
 
     def _admit(self) -> Sequence | None:
-        """Move the oldest waiting sequence to running, if there is room for its tokens so far.
+        """Move the oldest waiting sequence to running, if there is room for its tokens so far (see `admit`).
 
         Full blocks that somebody has computed before are shared (kv/prefix.py), and their tokens count as computed.
-
-        One block for each running sequence stays free, else the next decode step would preempt what was just
-        admitted. When none runs nothing is kept free, and any sequence fits, since none longer than the cache is
-        ever accepted: so this cannot wait for ever.
         """
         if not self.waiting or len(self.running) >= self.max_num_seqs:
             return None
@@ -107,7 +146,7 @@ class Scheduler:
         # At least one token must go through the model, since it gives the next one.
         known = self.allocator.find(seq.digests[: (len(seq) - 1) // seq.table.block_size])
         missing = seq.table.missing(len(seq)) - len(known) + self.allocator.num_idle(known)
-        if missing + len(self.running) > self.allocator.num_free:
+        if not self._may_start([missing], len(self.running), self.allocator.num_free, self.max_num_seqs):
             return None
         seq.table.share(known)
         seq.table.grow(len(seq))
@@ -135,18 +174,25 @@ class Scheduler:
 
     def _decode_step(self) -> Step | None:
         """One token of every sequence that has one pending, after the youngest made room where blocks ran out."""
-        served = 0
-        while served < len(self.running):
-            seq = self.running[served]
-            missing = 0 if seq.is_full else seq.table.missing(len(seq))
-            if missing > self.allocator.num_free:
+        missing = [0 if seq.is_full else seq.table.missing(len(seq)) for seq in self.running]
+        if sum(missing) > self.allocator.num_free:
+            for _ in range(self._have_to_give_way(missing, self._released(), self.allocator.num_free)):
                 self._preempt(self.running[-1])
-                continue
-            if missing:
+        for seq, count in zip(self.running, missing, strict=False):
+            if count:
                 seq.table.grow(len(seq))
-            served += 1
         chunks = tuple((seq, 1) for seq in self.running if seq.pending == 1 and not seq.is_full)
         return Step(True, chunks) if chunks else None
+
+    def _released(self) -> list[int]:
+        """For each running sequence the blocks of which it is the last owner, once all younger ones gave way."""
+        left = {block: self.allocator.ref_count(block) for seq in self.running for block in seq.table.blocks}
+        counts = []
+        for seq in reversed(self.running):
+            for block in seq.table.blocks:
+                left[block] -= 1
+            counts.append(sum(left[block] == 0 for block in seq.table.blocks))
+        return counts[::-1]
 
     def _preempt(self, seq: Sequence) -> None:
         """Send a running sequence back to the front of the queue; its tokens stay, its cache does not."""

@@ -51,6 +51,11 @@ class GraphCache:
         """The keys held, the least recently used first."""
         raise NotImplementedError("Exercise 12: write keys; see notebooks/09_lru_eviction.ipynb")
 
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The graphs held, in the order of the keys."""
+        raise NotImplementedError("Exercise 12: write values; see notebooks/09_lru_eviction.ipynb")
+
     def get(self, key: Hashable) -> Any | None:
         """The graph of a key, which is now the most recently used; None if it is not held."""
         raise NotImplementedError("Exercise 12: write get; see notebooks/09_lru_eviction.ipynb")
@@ -65,3 +70,7 @@ class GraphCache:
     def evict_oldest(self) -> tuple[Hashable, Any]:
         """Take out the least recently used graph: its key and the graph. KeyError if there is none."""
         raise NotImplementedError("Exercise 12: write evict_oldest; see notebooks/09_lru_eviction.ipynb")
+
+    def clear(self) -> list[Any]:
+        """Take out every graph, the least recently used first. Nothing is counted."""
+        raise NotImplementedError("Exercise 12: write clear; see notebooks/09_lru_eviction.ipynb")

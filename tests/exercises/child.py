@@ -10,7 +10,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from exercises.wire import receive, send
+from exercises import support
+from exercises.wire import Kept, receive, send
 
 
 def limit_memory(more: int) -> None:
@@ -48,7 +49,7 @@ def answer(objects: dict[str, Any], request: dict[str, Any]) -> Any:
     target = objects[request["of"]]
     result = getattr(target, request["name"])
     if request["args"] is not None:
-        result = result(*request["args"], **request["kwargs"])
+        result = result(*(objects[arg.name] if isinstance(arg, Kept) else arg for arg in request["args"]))
     if request["keep"] is None:
         return result
     objects[request["keep"]] = result
@@ -70,7 +71,7 @@ def main() -> None:
                 return
             try:
                 if not objects:
-                    objects["file"] = load(path)
+                    objects |= {"file": load(path), "support": support}
                 send(connection, {"value": answer(objects, request)})
             except BaseException as error:  # SystemExit, too
                 send(connection, told(error, path))

@@ -72,16 +72,17 @@ class Solution:
                 self.close()
                 raise RuntimeError(f"the process of {self.path.name} did not start: {error}\n{self.printed}") from None
 
-    def call(self, name: str, *args: Any, of: str = "file", keep: str | None = None, **kwargs: Any) -> Any:
+    def call(self, name: str, *args: Any, of: str = "file", keep: str | None = None) -> Any:
         """A function of the file, or a method of what an earlier call kept under the name `of`. Failed if it fails.
 
-        keep: what comes out stays there, under this name.
+        keep: what comes out stays there, under this name, and may be an argument later: Kept(name). `support` is
+        always there (support.py).
         """
-        return self._ask({"of": of, "name": name, "args": list(args), "kwargs": kwargs, "keep": keep})
+        return self._ask({"of": of, "name": name, "args": list(args), "keep": keep})
 
     def read(self, name: str, of: str = "file", keep: str | None = None) -> Any:
         """An attribute; see `call`."""
-        return self._ask({"of": of, "name": name, "args": None, "kwargs": None, "keep": keep})
+        return self._ask({"of": of, "name": name, "args": None, "keep": keep})
 
     @property
     def ended(self) -> bool:

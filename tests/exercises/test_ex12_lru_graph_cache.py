@@ -35,7 +35,14 @@ def test_the_least_recently_used_goes(solution, rng):
         f"what goes for a fourth, after puts of {a, b, c} and a get of {a}", call("put", d, "new"), [(b, f"graph {b}")]
     )
     equal("the keys, least recently used first", list(solution.read("keys", of="c")), [c, a, d])
+    equal(
+        "the graphs, in the order of the keys",
+        list(solution.read("values", of="c")),
+        [f"graph {c}", f"graph {a}", "new"],
+    )
     equal("evict_oldest()", call("evict_oldest"), (c, f"graph {c}"))
+    equal("clear()", call("clear"), [f"graph {a}", "new"])
+    equal("how many are held after clear()", call("__len__"), 0)
 
 
 @graded(points=1, hint="the graph that was just put is in use: it must not be the one that goes")

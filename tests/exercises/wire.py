@@ -8,11 +8,20 @@ from __future__ import annotations
 import json
 import socket
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What stays in the process of a student's file under this name, in place of a value."""
+
+    name: str
+
 
 LARGEST = 64 << 20  # bytes of a message
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
@@ -20,7 +29,7 @@ DTYPES |= {str(d).removeprefix("torch."): d for d in (torch.int64, torch.int32, 
 
 
 def pack(value: Any) -> bytes:
-    """None, numbers, text, lists, tuples, dicts, tensors and arrays as bytes. TypeError for anything else."""
+    """None, numbers, text, lists, tuples, dicts, tensors, arrays and Kept as bytes. TypeError for anything else."""
     tensors: list[Tensor] = []
     tree = _to_tree(value, tensors)
     shapes = [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors]
@@ -62,6 +71,8 @@ def _to_tree(value: Any, tensors: list[Tensor]) -> Any:
         return [_to_tree(item, tensors) for item in value]
     if isinstance(value, tuple):
         return {"tuple": [_to_tree(item, tensors) for item in value]}
+    if isinstance(value, Kept):
+        return {"kept": value.name}
     if isinstance(value, dict):
         return {"dict": [[_to_tree(key, tensors), _to_tree(item, tensors)] for key, item in value.items()]}
     raise TypeError(f"a {type(value).__name__} is none of the values of an exercise")
@@ -77,6 +88,8 @@ def _from_tree(tree: Any, tensors: list[Tensor]) -> Any:
         return tuple(_from_tree(item, tensors) for item in content)
     if kind == "dict":
         return {_from_tree(key, tensors): _from_tree(item, tensors) for key, item in content}
+    if kind == "kept":
+        return Kept(str(content))
     if kind in ("tensor", "array"):
         return tensors[content] if kind == "tensor" else tensors[content].numpy()
     raise ValueError(f"unknown kind {kind!r}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 MIB = 1 << 20
@@ -64,7 +64,10 @@ def segment_size(size: int) -> int:
 class Arena:
     """One private pool: its segments, and in them the free blocks and the live ones."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, round_size: Callable[[int], int] = round_size, segment_size: Callable[[int], int] = segment_size
+    ) -> None:
+        self._round_size, self._segment_size = round_size, segment_size
         self.segments: list[Segment] = []
         self._live: dict[Address, int] = {}
         self._free_sizes: dict[Address, int] = {}
@@ -83,7 +86,7 @@ class Arena:
         "Enough" is 512 bytes in a small segment and more than 1 MiB in a large one: the rest of a large block that
         is barely larger than asked for stays with it, unused.
         """
-        size = round_size(nbytes)
+        size = self._round_size(nbytes)
         is_small = size <= SMALL
         free = self._free_lists.setdefault((stream, is_small), [])
         fit = bisect.bisect_left(free, (size, Address(0, 0)))
@@ -91,7 +94,7 @@ class Arena:
             found, address = free[fit]
             self._take(address)
         else:
-            found, address = segment_size(size), Address(len(self.segments), 0)
+            found, address = self._segment_size(size), Address(len(self.segments), 0)
             self.segments.append(Segment(found, stream, is_small))
         rest = found - size
         if rest >= ROUND if is_small else rest > SMALL:

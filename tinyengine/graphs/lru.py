@@ -18,7 +18,6 @@ class CacheStats:
     hits: int = 0
     misses: int = 0
     captures: int = 0
-    recaptures: int = 0  # of the captures, those of a key that had been evicted
     evictions: int = 0
 
 
@@ -35,8 +34,6 @@ class GraphCache(Generic[Key, Graph]):
         self.max_graphs = max_graphs
         self.stats = CacheStats()
         self._graphs: OrderedDict[Key, Graph] = OrderedDict()
-        self._seen: set[Key] = set()
-        self._evicted: set[Key] = set()
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -53,11 +50,6 @@ class GraphCache(Generic[Key, Graph]):
     def values(self) -> tuple[Graph, ...]:
         """The graphs held, in the order of the keys."""
         return tuple(self._graphs.values())
-
-    @property
-    def working_set(self) -> int:
-        """How many different keys were ever put: the cap that would have held them all."""
-        return len(self._seen)
 
     def get(self, key: Key) -> Graph | None:
         """The graph of a key, now the most recently used; None, counted as a miss, if it is not held."""
@@ -76,9 +68,6 @@ class GraphCache(Generic[Key, Graph]):
         gone = [(key, self._graphs.pop(key))] if key in self._graphs else []
         self._graphs[key] = graph
         self.stats.captures += 1
-        self.stats.recaptures += key in self._evicted
-        self._evicted.discard(key)
-        self._seen.add(key)
         while len(self._graphs) > self.max_graphs:
             gone.append(self.evict_oldest())
         return gone
@@ -87,7 +76,6 @@ class GraphCache(Generic[Key, Graph]):
         """Take out the least recently used graph. KeyError if there is none."""
         key, graph = self._graphs.popitem(last=False)
         self.stats.evictions += 1
-        self._evicted.add(key)
         return key, graph
 
     def clear(self) -> list[Graph]:

@@ -54,7 +54,7 @@ def predicted(runner: GraphRunner) -> GraphMemory:
     for tensor in runner.static_tensors:
         static.allocate(tensor.untyped_storage().nbytes())
     workspace = sum(WORKSPACE + ROW_WORKSPACE * (rows == 1) for rows in runner.streams.values())
-    graphs = [captured.graph for captured in runner.graphs.values]
+    graphs = [captured.step.graph for captured in runner.graphs.values]
     kernels = sum(graph.kernels for graph in graphs if isinstance(graph, MetaGraph))
     return GraphMemory(len(graphs), static.bytes, runner.pool_bytes, workspace, kernels * DRIVER_PER_KERNEL)
 

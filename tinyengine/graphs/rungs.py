@@ -6,7 +6,7 @@ makes of them is the arena's to say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tinyengine.errors import ConfigError
@@ -74,6 +74,14 @@ def choose_bucket(batch: int, buckets: Iterable[int]) -> int | None:
     return min((bucket for bucket in buckets if bucket >= batch), default=None)
 
 
+def capture_order(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Pairs of (bucket, block-table width), the largest bucket first, and of equal ones the widest.
+
+    What the first capture leaves free in the pool is then room for all that come after it (vLLM, SGLang).
+    """
+    return sorted(pairs, reverse=True)
+
+
 def logits_bytes(buckets: Sequence[int], vocab: int, itemsize: int = 4) -> int:
     """What own logits cost beyond one shared buffer: (sum of buckets - largest) x vocab x itemsize (SGLang #8579)."""
     return (sum(buckets) - max(buckets)) * vocab * itemsize
@@ -100,7 +108,7 @@ class GraphPlan:
 
     max_blocks: a pair of bucket and width whose product is above it is left out. table_width: columns of the static
     block tables, by default the largest width. max_graphs: at most so many at once, by default the rung's own cap, or
-    all. microbatches: 2 captures a step as two halves on two streams.
+    all. microbatches: 2 captures a step as two halves on two streams. order: see `capture_order`.
     """
 
     rung: Rung
@@ -110,6 +118,7 @@ class GraphPlan:
     table_width: int | None = None
     max_graphs: int | None = None
     microbatches: int = 1
+    order: Callable[..., list[tuple[int, int]]] = capture_order
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -119,7 +128,7 @@ class GraphPlan:
         """
         limit = max(self.buckets) * max(self.widths) if self.max_blocks is None else self.max_blocks
         pairs = {(bucket, width) for bucket in self.buckets for width in self.widths if bucket * width <= limit}
-        return sorted(pairs, reverse=self.rung.largest_first)
+        return self.order(pairs) if self.rung.largest_first else sorted(pairs)
 
     @property
     def largest_pairs(self) -> list[tuple[int, int]]:
@@ -167,7 +176,13 @@ class GraphOptions:
             rung = replace(rung, max_graphs=None)
         return cls(rung, max_graphs, microbatches)
 
-    def plan(self, max_batch: int, max_width: int, num_blocks: int) -> GraphPlan:
+    def plan(
+        self,
+        max_batch: int,
+        max_width: int,
+        num_blocks: int,
+        order: Callable[..., list[tuple[int, int]]] = capture_order,
+    ) -> GraphPlan:
         """For an engine with so many sequences, block-table columns and blocks: vLLM's batch sizes, doubling widths.
 
         A graph's rows times its width stay within twice the cache, so that its intermediates do: rounding up both may
@@ -175,4 +190,12 @@ class GraphOptions:
         """
         buckets, widths = clamp_buckets(BUCKETS["vllm"], max_batch), width_buckets(max_width)
         most = 2 * num_blocks
-        return GraphPlan(self.rung, buckets, widths, most, max_graphs=self.max_graphs, microbatches=self.microbatches)
+        return GraphPlan(
+            self.rung,
+            buckets,
+            widths,
+            max_blocks=most,
+            max_graphs=self.max_graphs,
+            microbatches=self.microbatches,
+            order=order,
+        )

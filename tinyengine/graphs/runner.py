@@ -9,23 +9,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
 from tinyengine.errors import CaptureError
 from tinyengine.graphs.arena import MIB, SMALL, SMALL_SEGMENT, PoolBytes, small_segments
-from tinyengine.graphs.backend import Backend, Graph
+from tinyengine.graphs.backend import Backend
 from tinyengine.graphs.lru import GraphCache
+from tinyengine.graphs.parts import GraphParts
 from tinyengine.graphs.recorder import branch_stream, trace
-from tinyengine.graphs.rungs import GraphPlan, choose_bucket
+from tinyengine.graphs.rungs import GraphPlan
+from tinyengine.graphs.static import Batch, CapturedStep, StaticBuffers, StaticInputs, fill_in
 from tinyengine.kv.cache import KVCache
 from tinyengine.model.attention import Attention
-from tinyengine.model.inputs import DecodeInputs, PackedInputs
+from tinyengine.model.inputs import DecodeInputs
 from tinyengine.model.transformer import Params, float_logits, forward, lm_head
 
 log = logging.getLogger(__name__)
@@ -42,71 +43,10 @@ class GraphKey(NamedTuple):
     microbatches: int
 
 
-def pad(inputs: DecodeInputs, bucket: int, width: int) -> DecodeInputs:
-    """A batch filled up to `bucket` rows and `width` block-table columns.
-
-    A padded row is token 0 at position 0, its one token of context in the null block, which no sequence ever owns.
-    """
-    rows = (0, bucket - len(inputs.input_ids))
-    columns = (0, width - inputs.block_table.shape[1])
-    return DecodeInputs(
-        input_ids=F.pad(inputs.input_ids, rows),
-        positions=F.pad(inputs.positions, rows),
-        slot_mapping=F.pad(inputs.slot_mapping, rows),
-        block_table=F.pad(inputs.block_table, columns + rows),
-        context_lens=F.pad(inputs.context_lens, rows, value=1),
-    )
-
-
 def microbatches(bucket: int, count: int) -> list[range]:
     """The rows of each of `count` microbatches, as equal as can be."""
     size = -(-bucket // count)
     return [range(start, min(start + size, bucket)) for start in range(0, bucket, size)]
-
-
-def _fill_in(input_ids: Tensor, coming: Tensor | None) -> None:
-    """Put tokens of the step before where ids below 0 stand for them: -1 - i for the i-th."""
-    if coming is not None and len(coming):
-        told = coming[(-1 - input_ids).clamp_(min=0)].clamp_(min=0)  # a row that got none goes on with any
-        input_ids.copy_(torch.where(input_ids < 0, told, input_ids))
-
-
-class StaticBuffers:
-    """Where graphs read their inputs and leave their logits: addresses that never change."""
-
-    def __init__(self, plan: GraphPlan, params: Params) -> None:
-        self.ending = plan.rung.logits
-        self._device = params.device
-        self._table_width = plan.table_width or max(plan.widths)
-        largest = max(plan.buckets)
-        self._inputs = self._allocate(largest) if plan.rung.shared_inputs else None
-        shape = (largest, params.config.vocab_size)
-        self._logits = None if self.ending == "own" else torch.full(shape, float("nan"), device=self._device)
-
-    @property
-    def shared(self) -> list[Tensor]:
-        """What exists once for all graphs."""
-        return ([self._inputs.buffer] if self._inputs else []) + ([] if self._logits is None else [self._logits])
-
-    def inputs(self, key: GraphKey) -> PackedInputs:
-        """The set whose first rows and columns a graph reads: the one for all, or one of its own."""
-        return self._inputs or self._allocate(key.bucket)
-
-    def logits(self, params: Params, hidden: Tensor, start: int) -> Tensor:
-        """Float32 logits of the rows from `start` on: the graph's own, copied into the buffer, or written there."""
-        if self._logits is None:
-            return lm_head(params, hidden).float()
-        view = self._logits[start : start + len(hidden)]
-        if self.ending == "direct":
-            return lm_head(params, hidden, out=view)
-        return view.copy_(lm_head(params, hidden))
-
-    def whole(self, parts: list[Tensor]) -> Tensor:
-        """The logits of all rows, from those of their parts in order."""
-        return torch.cat(parts) if self._logits is None else self._logits[: sum(map(len, parts))]
-
-    def _allocate(self, rows: int) -> PackedInputs:
-        return PackedInputs(rows, self._table_width, self._device)
 
 
 @dataclass(frozen=True)
@@ -116,9 +56,9 @@ class DecodeStep:
     The halves are LightLLM's microbatch overlap: two streams that fork and join within the one graph.
     """
 
+    forward: Callable[..., Tensor]  # of inputs, to hidden states
     params: Params
-    cache: KVCache
-    attention: Attention
+    attention: str
     inputs: DecodeInputs
     buffers: StaticBuffers
     backend: Backend
@@ -128,7 +68,7 @@ class DecodeStep:
     def signature(self) -> Hashable:
         """What the allocations of a capture depend on."""
         shapes = tuple((t.shape, t.stride()) for t in self.inputs.tensors)
-        return self.attention.name, self.microbatches, self.buffers.ending, shapes
+        return self.attention, self.microbatches, self.buffers.ending, shapes
 
     def __call__(self) -> Tensor:
         """Logits `[bucket, vocab]`, float32."""
@@ -143,7 +83,7 @@ class DecodeStep:
         return self.buffers.whole(logits)
 
     def _logits(self, rows: range) -> Tensor:
-        hidden = forward(self.params, self.inputs.rows(rows.start, rows.stop), self.attention, self.cache)
+        hidden = self.forward(self.inputs.rows(rows.start, rows.stop))
         return self.buffers.logits(self.params, hidden, rows.start)
 
 
@@ -175,15 +115,14 @@ class FirstStep:
 class Captured:
     """A graph, and what belongs to it."""
 
-    graph: Graph
-    inputs: PackedInputs
-    logits: Tensor
+    step: CapturedStep
+    inputs: StaticInputs
     pool: Any
 
     def reset(self) -> None:
         """Give up the graph and what it alone held. Nothing of it may be in flight."""
-        self.graph.reset()
-        del self.logits, self.inputs
+        self.step.reset()
+        del self.inputs
 
 
 @dataclass(frozen=True)
@@ -215,12 +154,15 @@ class GraphRunner:
         backend: Backend,
         plan: GraphPlan,
         on_change: Callable[[GraphChange], None] | None = None,
+        parts: GraphParts | None = None,
     ) -> None:
         self.params, self.cache = params, cache
         self.rung = plan.rung
         self.streams: dict[int, int] = {}  # those with captured products, and the fewest rows of one there
         self.replays = self.eager_steps = 0
         self.capture_seconds = 0.0
+        self.recaptures = 0  # of the captures, those of a key that had been evicted
+        self._parts = parts = parts or GraphParts()
         self._attention = attention
         self._backend = backend
         self._microbatches = plan.microbatches
@@ -229,9 +171,12 @@ class GraphRunner:
         for bucket, width in plan.pairs:
             self._widths.setdefault(bucket, []).append(width)
         self.keys = tuple(self.key(bucket, width) for bucket, width in plan.pairs) if plan.rung.graphs else ()
-        self.graphs: GraphCache[GraphKey, Captured] = GraphCache(plan.cap)
+        self.graphs: GraphCache[GraphKey, Captured] = parts.GraphCache(plan.cap)
+        self._cap = plan.cap
+        self._seen: set[GraphKey] = set()
+        self._evicted: set[GraphKey] = set()
         with backend.statics():
-            self._buffers = StaticBuffers(plan, params)
+            self._buffers = StaticBuffers(plan, params, parts.LogitsBuffer)
         self._bound = self._read_addresses()
         self._pool: Any = None
         self._failed: set[GraphKey] = set()
@@ -253,11 +198,9 @@ class GraphRunner:
         if key is None or captured is None:
             self.eager_steps += 1
             return self.eager(inputs, coming=coming)
-        captured.inputs.load(pad(inputs, key.bucket, key.width))
-        _fill_in(captured.inputs.inputs.input_ids[: len(inputs.input_ids)], coming)
-        captured.graph.replay()
         self.replays += 1
-        return captured.logits[: len(inputs.input_ids)]
+        padded = self._parts.pad(inputs, key.bucket, key.width)
+        return captured.step.run(Batch(padded, len(inputs.input_ids), coming))
 
     @torch.inference_mode()
     def eager(self, inputs: DecodeInputs, key: GraphKey | None = None, coming: Tensor | None = None) -> Tensor:
@@ -267,26 +210,26 @@ class GraphRunner:
         """
         n = len(inputs.input_ids)
         if key is not None:
-            inputs = pad(inputs, key.bucket, key.width)
+            inputs = self._parts.pad(inputs, key.bucket, key.width)
         inputs = inputs.to(self.params.device)
-        _fill_in(inputs.input_ids[:n], coming)
+        fill_in(inputs.input_ids[:n], coming)
         if key is None or key.microbatches == 1:
-            hidden = forward(self.params, inputs, self._attention, self.cache)
+            hidden = self._forward(inputs)
         else:
             parts = [inputs.rows(r.start, r.stop) for r in microbatches(key.bucket, key.microbatches)]
-            hidden = torch.cat([forward(self.params, part, self._attention, self.cache) for part in parts])
+            hidden = torch.cat([self._forward(part) for part in parts])
         if key is None or self._buffers.ending == "direct":
             return float_logits(self.params, hidden)[:n]
         return lm_head(self.params, hidden)[:n].float()
 
     def key_for(self, batch: int, width: int) -> GraphKey | None:
         """The key of the smallest graph that holds a batch; None, and one warning for each reason, if none does."""
-        bucket = choose_bucket(batch, self._widths)
+        bucket = self._parts.choose_bucket(batch, self._widths)
         if bucket is None:
             largest = max(self._widths, default=0)
             self._warn("batch", f"a batch of {batch} is above the largest bucket, {largest}: {EAGERLY}")
             return None
-        columns = choose_bucket(width, self._widths[bucket])
+        columns = self._parts.choose_bucket(width, self._widths[bucket])
         if columns is None:
             tokens = max(self._widths[bucket]) * self.cache.block_size
             self._warn("width", f"a batch of {batch} has a context beyond the {tokens} tokens of its graphs: {EAGERLY}")
@@ -296,6 +239,10 @@ class GraphRunner:
     def key(self, bucket: int, width: int) -> GraphKey:
         """The key of a bucket and a width."""
         return GraphKey(bucket, width, self._attention.name, min(self._microbatches, bucket))
+
+    def _forward(self, inputs: DecodeInputs) -> Tensor:
+        """Hidden states `[n, hidden]`."""
+        return forward(self.params, inputs, self._attention, self.cache, self._parts.rotations)
 
     def _warn(self, kind: str, message: str) -> None:
         """Say it once for each kind."""
@@ -333,7 +280,7 @@ class GraphRunner:
         """Capture now what would be captured later, in the order of `keys`, and nothing that another would evict."""
         first = self.keys[:1] if self.rung.largest_first and not len(self.graphs) else ()  # see `find`
         wanted = [key for key in dict.fromkeys((*first, *(keys or self.keys))) if key not in self.graphs]
-        room = self.graphs.max_graphs - len(self.graphs)
+        room = self._cap - len(self.graphs)
         with tqdm(wanted[:room], "capturing", unit="graph", disable=not progress) as bar:
             for key in bar:
                 self.find(key)
@@ -363,15 +310,15 @@ class GraphRunner:
     @property
     def stats(self) -> dict[str, float]:
         """Counters since the start, and what is held now."""
-        counters = asdict(self.graphs.stats)
-        return counters | {
+        return vars(self.graphs.stats) | {
             "replays": self.replays,
             "eager_steps": self.eager_steps,
             "failed_captures": len(self._failed),
             "capture_seconds": self.capture_seconds,
+            "recaptures": self.recaptures,
             "graphs": len(self.graphs),
-            "max_graphs": self.graphs.max_graphs,
-            "working_set": self.graphs.working_set,
+            "max_graphs": self._cap,
+            "working_set": len(self._seen),  # the cap that would have held every graph that was ever captured
             "pool_reserved_bytes": self.pool_bytes.reserved,
         }
 
@@ -387,14 +334,17 @@ class GraphRunner:
             self._backend.release_memory()
             self._warn("capture", f"the capture of graph {tuple(key)} failed ({error}): {EAGERLY}")
             return None
+        self.recaptures += key in self._evicted
+        self._evicted.discard(key)
+        self._seen.add(key)
         gone = self.graphs.put(key, captured)
         seconds = time.perf_counter() - started
         self.capture_seconds += seconds
         self._tell(GraphChange("captured", key, before, self.pool_bytes, seconds))
         for old_key, old in gone:
             self._evict(old_key, old)
-        if self.graphs.stats.recaptures:
-            used, cap = self.graphs.working_set, self.graphs.max_graphs
+        if self.recaptures:
+            used, cap = len(self._seen), self._cap
             self._warn(
                 "cap",
                 f"{used} different graphs are in use and max_graphs is {cap}: graphs are captured again and again; "
@@ -406,12 +356,11 @@ class GraphRunner:
     def _record(self, key: GraphKey) -> Captured:
         """Here the rung decides about inputs, stream and pool; about logits and order, see StaticBuffers and `find`."""
         with self._backend.statics():
-            inputs = self._buffers.inputs(key)
-        inputs.load(DecodeInputs.allocate(key.bucket, key.width, "cpu"))  # padding: no block of anybody is touched
-        view = inputs.inputs.view(key.bucket, key.width)
-        step = DecodeStep(
-            self.params, self.cache, self._attention, view, self._buffers, self._backend, key.microbatches
-        )
+            inputs = self._buffers.inputs(key.bucket)
+        padding = DecodeInputs.allocate(key.bucket, key.width, "cpu")  # no block of anybody is touched
+        inputs.load(Batch(padding, key.bucket))
+        view = inputs.view(key.bucket, key.width)
+        step = DecodeStep(self._forward, self.params, key.path, view, self._buffers, self._backend, key.microbatches)
         number = 0 if self.rung.one_stream else self.graphs.stats.captures % STREAMS
         stream = self._backend.stream(number)
         first = not len(self.graphs)
@@ -419,11 +368,11 @@ class GraphRunner:
             self._pool = self._backend.new_pool()
         self._backend.warm_up(step, stream if self.rung.one_stream else None)
         fn = self._with_room(step, key) if first and self.rung.largest_first and key.microbatches == 1 else step
-        graph, logits = self._backend.capture(fn, self._pool, stream)
+        captured = self._parts.CapturedStep(fn, inputs, self._backend, self._pool, stream)
         for i, rows in enumerate(microbatches(key.bucket, key.microbatches)):
             used = number if key.microbatches == 1 else branch_stream(i)
             self.streams[used] = min(len(rows), self.streams.get(used, len(rows)))
-        return Captured(graph, inputs, logits, self._pool)
+        return Captured(captured, inputs, self._pool)
 
     def _with_room(self, step: DecodeStep, key: GraphKey) -> FirstStep:
         """The first step of a pool, and the small segments that the smaller buckets will need."""
@@ -434,6 +383,7 @@ class GraphRunner:
         """Reset a graph that is no longer held, once nothing of it is in flight."""
         started, pools = time.perf_counter(), [c.pool for c in (*self.graphs.values, captured)]
         before = self._bytes(pools)
+        self._evicted.add(key)
         self._backend.release_memory()
         captured.reset()
         self._backend.release_memory()

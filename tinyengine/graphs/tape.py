@@ -27,8 +27,8 @@ POISON = 0xFF  # bytes of this read as NaN in every float dtype, and as -1 in ev
 class TapePool:
     """A private pool: the arena's rules, and memory behind its segments. The `Home` of a capture's outputs."""
 
-    def __init__(self) -> None:
-        self.arena = Arena()
+    def __init__(self, arena: Arena | None = None) -> None:
+        self.arena = arena or Arena()
         self.graphs = 0
         self.live: dict[int, Live] = {}
         self._memory: list[npt.NDArray[np.uint8]] = []
@@ -137,11 +137,15 @@ class TapeGraph:
 
 
 class TapeBackend(HostBackend):
-    """CUDA graphs' stand-in on the CPU; see `graphs.backend.Backend`."""
+    """CUDA graphs' stand-in on the CPU; see `graphs.backend.Backend`. arena: makes what each pool is ruled by."""
+
+    def __init__(self, arena: Callable[[], Arena] = Arena) -> None:
+        super().__init__()
+        self._arena = arena
 
     def new_pool(self) -> TapePool:
         """A private pool."""
-        return TapePool()
+        return TapePool(self._arena())
 
     def capture(self, fn: Callable[[], Result], pool: TapePool, stream: int = 0) -> tuple[TapeGraph, Result]:
         """Record `fn` into a graph whose outputs live in `pool`; the graph, and what fn returned (nothing is in it).

@@ -36,15 +36,11 @@ class PrefixCache:
     """
 
     def __init__(self, allocator: BlockAllocator) -> None:
+        self.num_blocks = allocator.num_free + 1  # the null block included; nobody has taken any yet
         self._allocator = allocator
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # longest first
-
-    @property
-    def num_blocks(self) -> int:
-        """All blocks, the null block included."""
-        return self._allocator.num_blocks
 
     @property
     def num_free(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -102,6 +103,13 @@ class GatherAttention:
 
     name = "gather"
 
+    def __init__(
+        self,
+        causal_attention: Callable[..., Tensor] = causal_attention,
+        decode_attention: Callable[..., Tensor] = decode_attention,
+    ) -> None:
+        self._causal_attention, self._decode_attention = causal_attention, decode_attention
+
     def plan(self, inputs: DecodeInputs | PrefillInputs, cache: KVCache) -> GatherDecodePlan | GatherPrefillPlan:
         """Flatten the block table and mask what lies beyond each context; for prefill, cut the batch by sequence."""
         if isinstance(inputs, DecodeInputs):
@@ -123,14 +131,14 @@ class GatherAttention:
 
     def decode(self, q: Tensor, layer_cache: Tensor, plan: GatherDecodePlan) -> Tensor:
         """See `Attention.decode`."""
-        return decode_attention(q, layer_cache, plan.blocks, plan.mask, plan.gathered)
+        return self._decode_attention(q, layer_cache, plan.blocks, plan.mask, plan.gathered)
 
     def prefill(self, q: Tensor, layer_cache: Tensor, plan: GatherPrefillPlan) -> Tensor:
         """One SDPA call a sequence: measured faster than one padded batch, and nothing is padded."""
         out = torch.empty_like(q)
         for rows, blocks, context in plan.sequences:
             k, v = layer_cache.index_select(0, blocks).flatten(0, 1)[:context].unbind(1)
-            out[rows] = causal_attention(q[rows], k, v)
+            out[rows] = self._causal_attention(q[rows], k, v)
         return out
 
 
@@ -306,9 +314,16 @@ class FlashAttention:
 
 
 def choose_attention(
-    name: str, config: ModelConfig, block_size: int, device: torch.device, dtype: torch.dtype
+    name: str,
+    config: ModelConfig,
+    block_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    gather: GatherAttention | None = None,
 ) -> Attention:
     """The attention path called `name`, or for `auto` the flash path where it runs and agrees with gather.
+
+    gather: the gather path to take, by default one of the engine's own parts.
 
     A flash path that cannot run or disagrees is an error where it was asked for by name. Under `auto`, one that
     should run but fails its check gives one warning, and gather serves.
@@ -318,15 +333,16 @@ def choose_attention(
     reason = FlashAttention.reason_against(config, device, dtype)
     if name == "flash" and reason:
         raise ConfigError(f"attention 'flash' cannot run: {reason}; use attention='gather'")
+    gather = gather or GatherAttention()
     if name == "gather" or reason:
-        return GatherAttention()
+        return gather
     failure = _flash_failure(config, block_size, device, dtype)
     if failure is None:
         return FlashAttention(config)
     if name == "flash":
         raise ConfigError(f"attention 'flash' failed its check against gather: {failure}")
     warnings.warn(f"the flash attention path failed its check and gather is used: {failure}", stacklevel=2)
-    return GatherAttention()
+    return gather
 
 
 @torch.inference_mode()

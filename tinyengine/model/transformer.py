@@ -8,6 +8,7 @@ in one flat batch `[n, hidden]`; only attention knows where one sequence ends an
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -106,7 +107,13 @@ def rotations(rope: Tensor, positions: Tensor) -> Tensor:
     return matrices.view(n, 2 * pairs, 2 * pairs)
 
 
-def forward(params: Params, inputs: DecodeInputs | PrefillInputs, attention: Attention, cache: KVCache) -> Tensor:
+def forward(
+    params: Params,
+    inputs: DecodeInputs | PrefillInputs,
+    attention: Attention,
+    cache: KVCache,
+    rotations: Callable[[Tensor, Tensor], Tensor] = rotations,
+) -> Tensor:
     """Run every layer over the step's tokens; K and V of each token are written to its slot. Returns `[n, hidden]`.
 
     x is the residual stream, and is added to where it lies: no layer allocates another one.

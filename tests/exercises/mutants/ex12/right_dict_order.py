@@ -25,6 +25,10 @@ class GraphCache:
     def keys(self):
         return tuple(self.graphs)
 
+    @property
+    def values(self):
+        return tuple(self.graphs.values())
+
     def get(self, key):
         if key not in self.graphs:
             self.stats.misses += 1
@@ -47,3 +51,7 @@ class GraphCache:
         key = next(iter(self.graphs))
         self.stats.evictions += 1
         return key, self.graphs.pop(key)
+
+    def clear(self):
+        graphs, self.graphs = list(self.graphs.values()), {}
+        return graphs

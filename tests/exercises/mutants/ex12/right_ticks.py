@@ -21,6 +21,10 @@ class GraphCache:
     def keys(self):
         return tuple(sorted(self.held, key=lambda key: self.held[key][1]))
 
+    @property
+    def values(self):
+        return tuple(self.held[key][0] for key in self.keys)
+
     def get(self, key):
         found = self.held.get(key)
         if found is None:
@@ -46,3 +50,8 @@ class GraphCache:
             raise KeyError("no graph is held")
         self.stats.evictions += 1
         return oldest[0], self.held.pop(oldest[0])[0]
+
+    def clear(self):
+        graphs = list(self.values)
+        self.held.clear()
+        return graphs

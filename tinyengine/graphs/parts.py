@@ -1,0 +1,28 @@
+"""The parts of the captured decode step that may be exchanged, one by one: a course has students write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tinyengine.graphs.arena import round_size, segment_size
+from tinyengine.graphs.lru import GraphCache
+from tinyengine.graphs.rungs import capture_order, choose_bucket
+from tinyengine.graphs.static import CapturedStep, LogitsBuffer, pad
+from tinyengine.model.transformer import rotations
+
+
+@dataclass(frozen=True)
+class GraphParts:
+    """Functions and classes as values, each documented where it is written."""
+
+    rotations: Callable[..., Any] = rotations
+    choose_bucket: Callable[..., Any] = choose_bucket
+    pad: Callable[..., Any] = pad
+    CapturedStep: Callable[..., Any] = CapturedStep
+    round_size: Callable[..., Any] = round_size
+    segment_size: Callable[..., Any] = segment_size
+    capture_order: Callable[..., Any] = capture_order
+    LogitsBuffer: Callable[..., Any] = LogitsBuffer
+    GraphCache: Callable[..., Any] = GraphCache
