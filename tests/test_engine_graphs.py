@@ -217,7 +217,7 @@ def test_what_was_handed_out_does_not_change_in_a_later_step(graphs):
 def test_between_steps_nobody_but_the_graphs_holds_the_logits():
     engine = engine_of("direct-logits")
     engine.warmup(progress=False)
-    address = engine.runner._buffers._logits.untyped_storage().data_ptr()
+    address = engine.runner._buffers._logits.tensor.untyped_storage().data_ptr()
 
     def holders():
         gc.collect()
