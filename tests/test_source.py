@@ -43,7 +43,8 @@ MAY_IMPORT = {
         "scheduler",
         "sequence",
     },
-    "generate": {"cli", "engine", "errors", "loading", "model", "request", "sampling"},
+    "generate": {"cli", "engine", "errors", "loading", "model", "request", "sampling", "student"},
+    "student": {"errors", "parts"},
     "memory": {"cli", "errors", "figures", "graphs", "kv", "loading", "model"},
     "peers": {"errors", "loading", "model"},
     "bench": {

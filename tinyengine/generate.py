@@ -29,6 +29,7 @@ from tinyengine.loading import EMBEDDED_MODEL
 from tinyengine.model.config import DTYPES, PRESETS
 from tinyengine.request import Completion
 from tinyengine.sampling import SamplingParams
+from tinyengine.student import blame, student_parts
 
 GRAPHS_HELP = (
     "decode through CUDA graphs, on the CPU through a slow stand-in; RUNG is a step of the memory ladder, see "
@@ -85,6 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--graphs", default="auto", metavar="off|on|RUNG", help=GRAPHS_HELP)
     add("--max-graphs", type=at_least(1), metavar="N", help="keep at most N graphs (default: all that are needed)")
     add("--microbatches", type=int, choices=(1, 2), default=1, help="2: each graph as two halves on two streams")
+    add("--student", metavar="DIR", help="run the parts ex01_*.py … in DIR that pass their graders, graphs on")
     add("--chat", action="store_true", help="wrap each prompt as a user's turn in the model's chat template")
     add("--json", action="store_true", help="print one JSON object a line for each prompt")
     add("--quiet", action="store_true", help="no progress bar and no line of statistics")
@@ -156,14 +158,20 @@ class _Session:
             max_tokens=args.max_tokens,
         )
         self.rows = [_Row(prompt) for prompt in read_prompts(args)]
+        graphs, attention, parts = args.graphs, "auto", None
+        if args.student is not None:  # the gather path calls both attention parts, on a GPU too
+            graphs, attention = "on" if graphs == "auto" else graphs, "gather"
+            parts = student_parts(args.student, self._tell)
         self.engine = Engine(
             args.model,
             device=args.device,
             dtype=args.dtype,
             max_num_seqs=min(256, len(self.rows)),
-            graphs=args.graphs,
+            graphs=graphs,
             max_graphs=args.max_graphs,
             microbatches=args.microbatches,
+            attention=attention,
+            parts=parts,
         )
         for row in self.rows:
             try:
@@ -171,6 +179,11 @@ class _Session:
                 row.request_id = self.engine.add_request(self._encoded(row.prompt), params, in_pieces=alone)
             except RequestError as error:
                 row.error = one_line(error)
+
+    def _tell(self, line: str) -> None:
+        """A line on stderr, unless it shall be quiet."""
+        if not self.args.quiet:
+            print(line, file=sys.stderr, flush=True)
 
     def _encoded(self, prompt: str) -> str | list[int]:
         """The prompt as the engine takes it."""
@@ -260,6 +273,10 @@ def run(argv: Sequence[str] | None) -> int:
             session.stream()
         else:
             session.batch()
+    except Exception as error:
+        if session.args.student and (told := blame(error, session.args.student)):
+            raise RequestError(told) from error
+        raise
     finally:
         signal.signal(signal.SIGINT, previous)
     session.report()

@@ -10,6 +10,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from exercises import support
 from exercises.wire import Kept, receive, send
 
@@ -56,25 +58,32 @@ def answer(objects: dict[str, Any], request: dict[str, Any]) -> Any:
     return None
 
 
+@torch.inference_mode()  # as in the engine
+def serve(connection: socket.socket, path: str) -> None:
+    """Do what the grader asks, until it hangs up."""
+    objects: dict[str, Any] = {}
+    while True:
+        try:
+            request = receive(connection)
+        except (EOFError, OSError):
+            return
+        try:
+            if not objects:
+                objects |= {"file": load(path), "support": support}
+            send(connection, {"value": answer(objects, request)})
+        except BaseException as error:  # SystemExit, too
+            send(connection, told(error, path))
+
+
 def main() -> None:
-    """Serve a grader, who listens at the port that is named, until it hangs up."""
+    """Serve a grader, who listens at the port that is named."""
     port, path, memory = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     token = sys.stdin.readline().strip()
     with socket.create_connection(("127.0.0.1", port)) as connection:
         send(connection, token)
-        limit_memory(memory)
-        objects: dict[str, Any] = {}
-        while True:
-            try:
-                request = receive(connection)
-            except (EOFError, OSError):
-                return
-            try:
-                if not objects:
-                    objects |= {"file": load(path), "support": support}
-                send(connection, {"value": answer(objects, request)})
-            except BaseException as error:  # SystemExit, too
-                send(connection, told(error, path))
+        if memory:
+            limit_memory(memory)
+        serve(connection, path)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,12 @@ from typing import Any
 
 import torch
 
+from exercises.check import check
 from exercises.expect import Wrong
 from exercises.solution import Failed, Solution
+
+REFERENCE = Path(__file__).parent / "reference"
+MEMORY = 2 << 30  # bytes that a solution may take beside PyTorch's own
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,17 @@ def reason(error: Exception, hint: str, hidden: bool) -> str:
     return ("" if hidden else f"{error}\n") + f"Hint: {hint}"
 
 
+def opened(number: int, path: Path, marker: dict[str, Any]) -> Solution:
+    """The process for an exercise's tests; Failed if the file takes what it may not (check.py).
+
+    With a GPU its memory has no limit: CUDA maps far more than it uses.
+    """
+    if path.parent != REFERENCE and (found := check(number, path)):
+        raise Failed(f"{path.name}, {found}")
+    memory = None if marker.get("needs", "cpu") == "cuda" else MEMORY
+    return Solution(path, marker["timeout"], memory)
+
+
 def graded_tests_of(number: int) -> Iterator[tuple[Callable[..., None], dict[str, Any]]]:
     """The graded tests of an exercise, with the keywords of their markers."""
     (file,) = Path(__file__).parent.glob(f"test_ex{number:02}_*.py")
@@ -59,22 +74,23 @@ def graded_tests_of(number: int) -> Iterator[tuple[Callable[..., None], dict[str
 def grade(number: int, path: Path, hidden_seed: int = 0) -> list[Graded]:
     """An exercise's tests on a file, without pytest; those that need a GPU are left out where there is none."""
     results = []
-    solution: Solution | None = None
+    running: dict[str, Solution] = {}
     try:
         for test, marker in graded_tests_of(number):
-            if marker.get("needs", "cpu") == "cuda" and not torch.cuda.is_available():
+            needs = marker.get("needs", "cpu")
+            if needs == "cuda" and not torch.cuda.is_available():
                 results.append(Graded.of(marker, test.__name__, "skipped"))
                 continue
-            if solution is None or solution.ended:
-                solution = Solution(path, marker["timeout"])
             try:
-                test(solution, seeded(test.__name__, hidden_seed))
+                if needs not in running or running[needs].ended:
+                    running[needs] = opened(number, path, marker)
+                test(running[needs], seeded(test.__name__, hidden_seed))
                 results.append(Graded.of(marker, test.__name__, "passed"))
             except (Wrong, Failed) as error:
                 why = reason(error, marker["hint"], bool(hidden_seed))
                 results.append(Graded.of(marker, test.__name__, "failed", why))
     finally:
-        if solution:
+        for solution in running.values():
             solution.close()
     return results
 
@@ -84,8 +100,9 @@ def score_card(tests: list[Graded]) -> list[str]:
     lines = []
     for number in dict.fromkeys(test.number for test in tests):
         mine = [test for test in tests if test.number == number]
-        skipped = sum(test.points for test in mine if test.outcome == "skipped")
-        note = f"   {skipped:g} not graded (needs a GPU)" if skipped else ""
+        skipped = [test for test in mine if test.outcome == "skipped"]
+        tests_of = f"{len(skipped)} test{'s' * (len(skipped) > 1)}, {possible(skipped):g} points,"
+        note = f"   {tests_of} not graded (needs a GPU)" if skipped else ""
         lines.append(f"{number:2}  {mine[0].part:24} {earned(mine):5g} of {possible(mine):g}{note}")
     graded = sum(test.points for test in tests if test.outcome != "skipped")
     lines.append(f"    {earned(tests):g} points of {graded:g} graded, and of {possible(tests):g} in all")

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from exercises.expect import Wrong
-from exercises.grade import Graded, gradescope, reason, score_card, seeded
+from exercises.grade import REFERENCE, Graded, gradescope, opened, reason, score_card, seeded
 from exercises.solution import Failed, Solution
 
-REFERENCE = Path(__file__).parent / "reference"
 STUBS = Path(__file__).parent.parent.parent / "notebooks" / "exercises"
 RESULT = "exercise"  # the key under which a report carries a Graded
-OPEN = pytest.StashKey[dict[int, Solution]]()
+OPEN = pytest.StashKey[dict[tuple[int, str], Solution]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,6 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "exercise(number, part, points, needs, timeout, hint): a graded test of a course exercise"
     )
     config.stash[OPEN] = {}
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What needs a GPU is marked `cuda` like any other test of it: it is skipped where there is none."""
+    marker = item.get_closest_marker("exercise")
+    if marker and marker.kwargs.get("needs", "cpu") == "cuda":
+        item.add_marker(pytest.mark.cuda)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -57,12 +62,11 @@ def file_of(config: pytest.Config, number: int) -> Path:
 def solution(request: pytest.FixtureRequest) -> Solution:
     """The process of the exercise that the test belongs to; a new one where the last one ended."""
     marker = request.node.get_closest_marker("exercise").kwargs
-    if marker.get("needs", "cpu") == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
     running, number = request.config.stash[OPEN], marker["number"]
-    if number not in running or running[number].ended:
-        running[number] = Solution(file_of(request.config, number), marker.get("timeout", 20))
-    return running[number]
+    key = number, marker.get("needs", "cpu")
+    if key not in running or running[key].ended:
+        running[key] = opened(number, file_of(request.config, number), marker)
+    return running[key]
 
 
 @pytest.fixture
@@ -82,7 +86,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     if call.excinfo is not None and call.excinfo.errisinstance((Wrong, Failed)):
         hidden = bool(item.config.getoption("--hidden-seed"))
         why = reason(call.excinfo.value, marker.kwargs["hint"], hidden)
-        running = item.config.stash[OPEN].get(marker.kwargs["number"])
+        running = item.config.stash[OPEN].get((marker.kwargs["number"], marker.kwargs.get("needs", "cpu")))
         if running and running.printed and not hidden:
             why += f"\nYour file printed:\n{running.printed}"
         report.longrepr = f"Exercise {marker.kwargs['number']}, {marker.kwargs['part']}: {why}"

@@ -30,12 +30,13 @@ class Failed(Exception):
 
 
 class Solution:
-    """The file at `path`. Each call may take `seconds`; the process may take `memory` bytes beside PyTorch's own.
+    """The file at `path`. Each call may take `seconds`.
 
-    A process that ran out of time, or ended, is gone: every later call fails for the same reason.
+    The process may take `memory` bytes beside PyTorch's own, by default any. A process that ran out of time, or ended,
+    is gone: every later call fails for the same reason.
     """
 
-    def __init__(self, path: Path, seconds: float = 20.0, memory: int = 2 << 30) -> None:
+    def __init__(self, path: Path, seconds: float = 20.0, memory: int | None = None) -> None:
         self.path = path.resolve()
         self._seconds, self._broken, self._printed = seconds, "", bytearray()
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -47,7 +48,7 @@ class Solution:
                 "exercises.child",
                 str(server.getsockname()[1]),
                 str(self.path),
-                str(memory),
+                str(memory or 0),
             ]
             paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
             self._process = subprocess.Popen(

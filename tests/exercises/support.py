@@ -14,6 +14,7 @@ from torch import Tensor
 from tinyengine.graphs.arena import Arena, Event
 from tinyengine.graphs.backend import Backend
 from tinyengine.graphs.cuda import CudaBackend
+from tinyengine.graphs.meta import MetaBackend
 from tinyengine.graphs.tape import TapeBackend
 from tinyengine.model.inputs import DecodeInputs
 
@@ -65,6 +66,10 @@ class Scene:
         """Overwrite the first rows of x in place."""
         self._x[: len(batch)].copy_(batch)
 
+    def change(self, factor: float) -> None:
+        """Another factor, which a capture that was made before does not know."""
+        self.factor = factor
+
     def poison(self) -> None:
         """NaN into what the step wrote last."""
         if self._result is not None:
@@ -83,11 +88,11 @@ def pool_with(round_size: Callable[[int], int], segment_size: Callable[[int], in
 
 
 def growth(order: list[Any], columns: int) -> list[int]:
-    """Bytes reserved by one pool of the tape after each of several captures of (rows, width) steps, in this order."""
-    backend = TapeBackend()
+    """Bytes reserved by one pool after each of several captures of (rows, width) steps, in this order, predicted."""
+    backend = MetaBackend()
     pool, graphs, reserved = backend.new_pool(), [], []
     for rows, width in order:
-        x = torch.empty(rows, columns * width)
+        x = torch.empty(rows, columns * width, device="meta")
         graph, _ = backend.capture(lambda x=x: ((x + 1) * 2).sum(-1), pool, 0)
         graphs.append(graph)
         reserved.append(backend.pool_bytes(pool).reserved)

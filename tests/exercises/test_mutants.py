@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exercises.grade import grade, graded_tests_of, possible
+from exercises.grade import earned, grade, graded_tests_of
 from exercises.plugin import STUBS
 
 FOLDERS = {int(path.name.removeprefix("ex")): path for path in sorted((Path(__file__).parent / "mutants").glob("ex*"))}
@@ -16,6 +16,11 @@ WRONG = {
     for number, folder in FOLDERS.items()
     for name, mutant in runpy.run_path(str(folder / "wrong.py"))["WRONG"].items()
 }
+
+
+def lost(results):
+    """Each test that failed, and why."""
+    return {result.test: result.why for result in results if result.outcome == "failed"}
 
 
 @pytest.fixture
@@ -36,9 +41,7 @@ def wrong_file(tmp_path):
 
 @pytest.mark.parametrize(("number", "name"), WRONG, ids=str)
 def test_a_wrong_solution_loses_points_where_it_should(wrong_file, number, name):
-    failed = {
-        result.test: result.why for result in grade(number, wrong_file(number, name)) if result.outcome != "passed"
-    }
+    failed = lost(grade(number, wrong_file(number, name)))
     found_by = WRONG[number, name][0]
     (hint,) = [marker["hint"] for test, marker in graded_tests_of(number) if test.__name__ == found_by]
     assert found_by in failed and failed[found_by].endswith(f"Hint: {hint}"), failed
@@ -46,18 +49,16 @@ def test_a_wrong_solution_loses_points_where_it_should(wrong_file, number, name)
 
 @pytest.mark.parametrize(("number", "path"), RIGHT, ids=lambda value: getattr(value, "stem", value))
 def test_a_right_solution_in_another_style_loses_nothing(number, path):
-    assert [result.why for result in grade(number, path) if result.outcome != "passed"] == []
+    assert lost(grade(number, path)) == {}
 
 
 @pytest.mark.parametrize("number", FOLDERS)
 def test_a_stub_earns_nothing_and_says_what_to_do(number):
     (stub,) = STUBS.glob(f"ex{number:02}_*.py")
     results = grade(number, stub)
-    assert results and all(result.outcome == "failed" for result in results)
-    for result in results:
-        assert re.search(
-            rf"NotImplementedError: Exercise {number}: write \w+; see notebooks/\d\d_\w+\.ipynb$", result.why
-        )
+    assert results and earned(results) == 0 and not any(result.outcome == "passed" for result in results)
+    for why in lost(results).values():
+        assert re.search(rf"NotImplementedError: Exercise {number}: write \w+; see notebooks/\d\d_\w+\.ipynb$", why)
 
 
 @pytest.mark.parametrize("number", FOLDERS)
@@ -69,7 +70,7 @@ def test_there_are_enough_of_both(number):
 def test_other_numbers_find_the_same(wrong_file, number):
     """With a hidden seed a right solution keeps its points, and a wrong one is told the hint alone."""
     right = grade(number, next(path for n, path in RIGHT if n == number), hidden_seed=7)
-    assert possible(right) > 0 and all(result.outcome == "passed" for result in right)
+    assert lost(right) == {} and earned(right) > 0
     name = next(name for n, name in WRONG if n == number)
-    wrong = [result for result in grade(number, wrong_file(number, name), hidden_seed=7) if result.why]
-    assert wrong and all(result.why.startswith("Hint: ") for result in wrong)
+    wrong = lost(grade(number, wrong_file(number, name), hidden_seed=7))
+    assert wrong and all(why.startswith("Hint: ") for why in wrong.values())

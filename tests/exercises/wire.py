@@ -63,7 +63,7 @@ def _to_tree(value: Any, tensors: list[Tensor]) -> Any:
         return value.item()
     if isinstance(value, Tensor | np.ndarray):
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
-        tensors.append(tensor.detach().cpu().contiguous())
+        tensors.append(tensor.detach().cpu().clone(memory_format=torch.contiguous_format))
         if tensors[-1].dtype not in DTYPES.values():
             raise TypeError(f"{tensor.dtype} is no dtype of an exercise")
         return {"array" if isinstance(value, np.ndarray) else "tensor": len(tensors) - 1}

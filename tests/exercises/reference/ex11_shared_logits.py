@@ -1,0 +1,3 @@
+"""The engine's own part."""
+
+from tinyengine.graphs.static import LogitsBuffer as LogitsBuffer
