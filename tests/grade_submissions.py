@@ -34,18 +34,18 @@ def points_of(folder: Path, hidden_seed: int) -> dict[int, float]:
     return {n: earned(grade(n, found[0], hidden_seed)) if len(found) == 1 else 0.0 for n, found in files.items()}
 
 
-def trees_of(folder: Path) -> dict[str, list[str]]:
-    """The normalised trees of a student's parts."""
+def trees_of(folder: Path, points: dict[int, float]) -> dict[str, list[str]]:
+    """The normalised trees of the parts that have points: others are stubs, or of use to nobody."""
     trees = {}
-    for number, names in EXERCISES.items():
+    for number in (number for number in EXERCISES if points[number]):
         for path in folder.glob(f"ex{number:02}_*.py"):
             source = path.read_text(encoding="utf-8", errors="replace")
-            trees |= {name: normalised(source, name) for name in names}
+            trees |= {name: normalised(source, name) for name in EXERCISES[number]}
     return trees
 
 
 def flags(students: dict[str, dict[str, list[str]]]) -> Iterator[str]:
-    """Parts that are alike, each pair told once; stubs are like nothing."""
+    """Parts that are alike, each pair told once."""
     own = Parts()
     for names in EXERCISES.values():
         for name in names:
@@ -73,14 +73,15 @@ def main() -> int:
         graded = pool.map(points_of, folders, itertools.repeat(args.hidden_seed))
         width = max(len(path.name) for path in folders)
         print(" " * width, *(f"{n:>4}" for n in EXERCISES), "  sum")
-        rows = []
+        rows, earners = [], {}
         for path, points in zip(folders, graded, strict=True):
+            earners[path.name] = trees_of(path, points)
             rows.append([path.name, *points.values(), sum(points.values())])
             print(f"{path.name:{width}}", *(f"{p:4g}" for p in points.values()), f"{rows[-1][-1]:5g}", flush=True)
     if args.csv:
         with args.csv.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([["student", *(f"ex{n:02}" for n in EXERCISES), "sum"], *rows])
-    for line in flags({path.name: trees_of(path) for path in folders}):
+    for line in flags(earners):
         print(line)
     return 0
 

@@ -70,21 +70,35 @@ def serve(connection: socket.socket, path: str) -> None:
         try:
             if not objects:
                 objects |= {"file": load(path), "support": support}
-            send(connection, {"value": answer(objects, request)})
+            reply = {"value": answer(objects, request)}
         except BaseException as error:  # SystemExit, too
+            reply = told(error, path)
+        sys.stdout.flush()
+        try:
+            send(connection, reply)
+        except (TypeError, RecursionError) as error:  # what came out is no value
             send(connection, told(error, path))
 
 
-def main() -> None:
-    """Serve a grader, who listens at the port that is named."""
-    port, path, memory = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    token = sys.stdin.readline().strip()
+def redirect(output: socket.socket) -> None:
+    """What is printed goes there, also what other programs print that are started here, and nobody types anything."""
+    sys.stdin = open(os.devnull)  # noqa: SIM115 - as long as the process
+    sys.stdout = sys.stderr = output.makefile("w", buffering=1, encoding="utf-8", errors="replace")
+    if os.name == "posix":
+        for descriptor in (1, 2):
+            os.dup2(output.fileno(), descriptor)
+
+
+def main(port: int, token: str, path: str, memory: int | None, folder: str) -> None:
+    """Serve a grader, who listens at the port, in an empty folder and a process group of its own."""
+    if hasattr(os, "setsid"):
+        os.setsid()
+    os.chdir(folder)
     with socket.create_connection(("127.0.0.1", port)) as connection:
         send(connection, token)
-        if memory:
-            limit_memory(memory)
-        serve(connection, path)
-
-
-if __name__ == "__main__":
-    main()
+        with socket.create_connection(("127.0.0.1", port)) as output:
+            send(output, token)
+            redirect(output)
+            if memory:
+                limit_memory(memory)
+            serve(connection, path)

@@ -17,7 +17,8 @@ LEAST_NODES = 60  # of a tree that is compared
 class _Normal(ast.NodeTransformer):
     """Names by the order in which they first occur; no docstrings, annotations or types of arguments."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: set[str]) -> None:
+        self._own = own  # attributes that the code gives to its objects
         self._names: dict[str, str] = {}
 
     def _plain(self, name: str) -> str:
@@ -25,6 +26,11 @@ class _Normal(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         node.id = self._plain(node.id)
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        node.attr = self._plain(f".{node.attr}") if node.attr in self._own else node.attr
         return node
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
@@ -58,7 +64,8 @@ def normalised(source: str, name: str) -> list[str]:
         return []
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-            nodes = [_label(n) for n in ast.walk(_Normal().visit(node))]
+            stored = (n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
+            nodes = [_label(n) for n in ast.walk(_Normal({n.attr for n in stored}).visit(node))]
             return nodes if len(nodes) >= LEAST_NODES else []
     return []
 

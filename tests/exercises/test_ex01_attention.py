@@ -7,7 +7,7 @@ import torch
 
 from exercises.expect import close
 
-graded = partial(pytest.mark.exercise, number=1, part="causal_attention", timeout=20)
+graded = partial(pytest.mark.exercise, number=1, part="causal_attention", timeout=10)
 
 
 def by_definition(q, k, v):

@@ -8,7 +8,7 @@ import torch
 from exercises.expect import close
 from exercises.wire import Kept
 
-graded = partial(pytest.mark.exercise, number=2, part="rotations", timeout=20)
+graded = partial(pytest.mark.exercise, number=2, part="rotations", timeout=10)
 
 
 def table(max_len, pairs, theta=100.0):

@@ -7,7 +7,7 @@ import pytest
 
 from exercises.expect import equal, refused, wrong
 
-graded = partial(pytest.mark.exercise, number=3, part="slot_mapping", timeout=20)
+graded = partial(pytest.mark.exercise, number=3, part="slot_mapping", timeout=10)
 
 
 def array(what, got, dtype, expected):

@@ -6,7 +6,7 @@ import pytest
 
 from exercises.expect import equal, refused
 
-graded = partial(pytest.mark.exercise, number=4, part="BlockAllocator", timeout=20)
+graded = partial(pytest.mark.exercise, number=4, part="BlockAllocator", timeout=10)
 
 
 def made(solution, num_blocks):

@@ -8,7 +8,7 @@ import torch
 from exercises.expect import close
 from exercises.wire import Kept
 
-graded = partial(pytest.mark.exercise, number=5, part="decode_attention", timeout=20)
+graded = partial(pytest.mark.exercise, number=5, part="decode_attention", timeout=10)
 
 
 def scene(rng, lens, heads, kv_heads, size=4, dim=8, scale=1.0):

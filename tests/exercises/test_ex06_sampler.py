@@ -8,7 +8,7 @@ import torch
 
 from exercises.expect import close, equal, wrong
 
-graded = partial(pytest.mark.exercise, number=6, part="sampling_weights", timeout=20)
+graded = partial(pytest.mark.exercise, number=6, part="sampling_weights", timeout=10)
 
 
 TINY = 1e-20  # a chance that float32 may round to 0
@@ -92,4 +92,4 @@ def test_top_p_of_what_top_k_left(solution, rng):
 def test_extremes_do_not_overflow(solution, rng):
     rows = some_logits(2, 10, 1e4)
     check("logits of ten thousand", solution, rows, [1.0, 50.0], [0, 0], [1.0, 1.0])
-    check("a temperature of 1e-30", solution, some_logits(2, 10), [1e-30, 1.0], [0, 4], [1.0, 1.0])
+    check("a temperature of 1e-36", solution, some_logits(2, 10, 1e4), [1e-36, 1.0], [0, 4], [1.0, 1.0])

@@ -7,7 +7,7 @@ import pytest
 from exercises.expect import equal
 from exercises.wire import Kept
 
-graded = partial(pytest.mark.exercise, number=10, part="pool bytes and order", timeout=20)
+graded = partial(pytest.mark.exercise, number=10, part="pool bytes and order", timeout=10)
 MIB = 1 << 20
 
 

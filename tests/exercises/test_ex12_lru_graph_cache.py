@@ -6,7 +6,7 @@ import pytest
 
 from exercises.expect import equal
 
-graded = partial(pytest.mark.exercise, number=12, part="GraphCache", timeout=20)
+graded = partial(pytest.mark.exercise, number=12, part="GraphCache", timeout=10)
 
 
 def made(solution, max_graphs):

@@ -1,6 +1,7 @@
 """Whatever a student's file does, it does to itself: the grader gets a value, or one reason."""
 
 import contextlib
+import multiprocessing
 import os
 import time
 
@@ -85,6 +86,7 @@ HOSTILE = {
     "a huge allocation": ("def double(x):\n    return len(bytearray(1 << 40))", "line 2: MemoryError"),
     "slow growth": ("def double(x):\n    a = []\n    while True: a.append(bytearray(1 << 24))", "MemoryError"),
     "no such function": ("def triple(x): return x", "AttributeError"),
+    "a generator": ("def double(x):\n    while True: yield x", "a generator is none of the values"),
     "a mistake": ("def double(x):\n    return x + undefined", "line 2: NameError"),
     "a strange value": ("def double(x):\n    return open", "none of the values"),
     "a class of its own": ("class I(int):\n    pass\ndef double(x):\n    return I(2 * x)", "a I is none of the values"),
@@ -104,6 +106,16 @@ def test_a_hostile_file_earns_one_reason_and_harms_nobody(solution, good, text, 
     assert time.monotonic() - begun < 15
     assert good.call("double", 3) == 6
     assert len(hostile.printed) <= 4000
+
+
+def test_where_no_process_is_forked_it_is_spawned(solution, monkeypatch):
+    """As on Windows and macOS."""
+    monkeypatch.setattr("exercises.solution.PROCESSES", multiprocessing.get_context("spawn"))
+    spawned = solution("print('hello')\ndef double(x):\n    return 2 * x")
+    assert spawned.call("double", 3) == 6 and spawned.printed == "hello\n"
+    broken = solution("def double(x):\n    while True: pass", seconds=2.0)
+    with pytest.raises(Failed, match="no answer within"):
+        broken.call("double", 3)
 
 
 def test_what_is_patched_there_stays_there(solution):

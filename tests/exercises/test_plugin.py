@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from exercises.grade import Graded, gradescope, score_card
+from exercises.expect import Wrong, close
+from exercises.grade import Graded, graded_tests_of, gradescope, score_card
+from tinyengine.tolerance import TOLERANCE
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -37,6 +40,55 @@ def test_a_folder_of_solutions_gets_its_points(tmp_path, where):
     data = json.loads(results.read_text())
     assert data["score"] == sum(entry["score"] for entry in data["tests"]) > 10
     assert sum(entry["max_score"] for entry in data["tests"]) == 26
+
+
+HOSTILE = {
+    1: "while True:\n    pass\n",
+    2: "def rotations(rope, positions:\n",
+    3: "import sys\nsys.exit(0)\n",
+    4: "import os\n\n\nclass BlockAllocator:\n    def __init__(self, n):\n        os._exit(0)\n",
+    5: "def decode_attention(*args):\n    while True:\n        print('x' * 100_000)\n",
+    6: "def sampling_weights(*args):\n    return bytearray(1 << 40)\n",
+    7: (
+        "import torch\n\ntorch.allclose = lambda *a, **k: True\ntorch.Tensor.__eq__ = lambda *a: True\n\n\n"
+        "class Any(int):\n    __eq__ = lambda *a: True\n\n\n"
+        "def admit(*args):\n    return Any(0)\n\n\npreempt = admit\n"
+    ),
+    8: "from tinyengine.graphs.rungs import choose_bucket\nfrom tinyengine.graphs.static import pad\n",
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="memory has no limit there")
+def test_hostile_files_earn_nothing_and_harm_no_other_exercise(tmp_path):
+    """One file for each way to do harm, beside right solutions of other exercises."""
+    for number, text in HOSTILE.items():
+        (tmp_path / f"ex{number:02}_mine.py").write_text(text)
+    for number in (10, 11, 12):
+        right = next((HERE / f"mutants/ex{number}").glob("right_*.py"))
+        shutil.copy(right, tmp_path / f"ex{number}_mine.py")
+    results = tmp_path / "results.json"
+    options = ["--impl", "student", "--student-dir", str(tmp_path), "--gradescope", str(results)]
+    command = [sys.executable, "-m", "pytest", *options, "-q", "-p", "no:cacheprovider", "-k", "test_ex", str(HERE)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    points = {}
+    for entry in json.loads(results.read_text())["tests"]:
+        points[entry["number"]] = points.get(entry["number"], 0) + entry["score"]
+    assert points == {**{str(n): 0 for n in range(1, 10)}, "10": 8, "11": 6, "12": 8}
+
+
+def test_points_sum_to_100_without_a_gpu():
+    markers = [marker for number in range(1, 13) for _, marker in graded_tests_of(number)]
+    assert sum(marker["points"] for marker in markers) == 100
+    assert sum(marker["points"] for marker in markers if marker.get("needs", "cpu") == "cpu") == 100
+
+
+def test_a_grader_is_no_looser_than_the_tolerance_table():
+    """So loose a tolerance that garbage passed (mlir-air #1427)."""
+    expected = torch.randn(4, 4)
+    close("x", expected * (1 + TOLERANCE[torch.float32] / 10), expected)
+    for garbage in (expected * (1 + 10 * TOLERANCE[torch.float32]), expected * float("nan"), expected.double()):
+        with pytest.raises(Wrong):
+            close("x", garbage, expected)
 
 
 def test_what_was_not_graded_is_neither_passed_nor_failed():
