@@ -29,7 +29,8 @@ def decode_attention(q: Tensor, layer_cache: Tensor, blocks: Tensor, mask: Tenso
     Example: one sequence in block 2 of a cache of blocks of one token returns the values of that token:
 
         >>> cache = torch.randn(4, 1, 2, 1, 8)
-        >>> out = decode_attention(torch.randn(1, 1, 8), cache, torch.tensor([2]), torch.zeros(1, 1, 1, 1), cache[:1])
+        >>> q, room = torch.randn(1, 1, 8), torch.empty(1, 1, 2, 1, 8)
+        >>> out = decode_attention(q, cache, torch.tensor([2]), torch.zeros(1, 1, 1, 1), room)
         >>> torch.equal(out[0, 0], cache[2, 0, 1, 0])
         True
 

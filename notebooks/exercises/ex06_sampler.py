@@ -29,7 +29,8 @@ def sampling_weights(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: 
 
         >>> logits = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]).log()
         >>> one = torch.ones(2)
-        >>> sampling_weights(logits, one, torch.tensor([2, 0]), torch.tensor([1.0, 0.4]), 3)  # each row up to a factor
+        >>> weights = sampling_weights(logits, one, torch.tensor([2, 0]), torch.tensor([1.0, 0.4]), 3)
+        >>> weights / weights.sum(-1, keepdim=True)
         tensor([[0.6250, 0.3750, 0.0000],
                 [1.0000, 0.0000, 0.0000]])
     """

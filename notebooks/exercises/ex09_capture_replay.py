@@ -30,6 +30,7 @@ class CapturedStep:
 
         >>> class Inputs:
         ...     x = torch.zeros(4, 2)
+        ...
         ...     def load(self, batch):
         ...         self.x[: len(batch)].copy_(batch)
         >>> inputs, backend = Inputs(), TapeBackend()  # from tinyengine.graphs.tape

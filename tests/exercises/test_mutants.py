@@ -1,13 +1,18 @@
 """The graders are graded: wrong solutions lose points where they should, right ones in any style get all of them."""
 
+import ast
+import doctest
+import importlib
 import re
 import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
-from exercises.grade import earned, grade, graded_tests_of
+from exercises.grade import REFERENCE, earned, grade, graded_tests_of
 from exercises.plugin import STUBS
+from tinyengine.graphs.tape import TapeBackend
 
 FOLDERS = {int(path.name.removeprefix("ex")): path for path in sorted((Path(__file__).parent / "mutants").glob("ex*"))}
 RIGHT = [(number, path) for number, folder in FOLDERS.items() for path in sorted(folder.glob("right_*.py"))]
@@ -59,6 +64,19 @@ def test_a_stub_earns_nothing_and_says_what_to_do(number):
     assert results and earned(results) == 0 and not any(result.outcome == "passed" for result in results)
     for why in lost(results).values():
         assert re.search(rf"NotImplementedError: Exercise {number}: write \w+; see notebooks/\d\d_\w+\.ipynb$", why)
+
+
+@pytest.mark.parametrize("number", FOLDERS)
+def test_what_a_stub_shows_is_what_comes_out(number):
+    """The examples of its docstrings, with the engine's own part in place of what is to be written."""
+    (stub,), (own,) = (folder.glob(f"ex{number:02}_*.py") for folder in (STUBS, REFERENCE))
+    written = importlib.import_module(f"exercises.reference.{own.stem}")
+    names = {"torch": torch, "TapeBackend": TapeBackend, **vars(written)}
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for node in ast.walk(ast.parse(stub.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node)):
+            runner.run(doctest.DocTestParser().get_doctest(text, dict(names), node.name, str(stub), node.lineno))
+    assert runner.failures == 0 and "Example" in stub.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("number", FOLDERS)

@@ -12,6 +12,8 @@ import torch
 
 from exercises.expect import Wrong, close
 from exercises.grade import Graded, graded_tests_of, gradescope, score_card
+from exercises.plugin import STUBS
+from tinyengine.student import EXERCISES
 from tinyengine.tolerance import TOLERANCE
 
 HERE = Path(__file__).parent
@@ -68,12 +70,43 @@ def test_hostile_files_earn_nothing_and_harm_no_other_exercise(tmp_path):
         shutil.copy(right, tmp_path / f"ex{number}_mine.py")
     results = tmp_path / "results.json"
     options = ["--impl", "student", "--student-dir", str(tmp_path), "--gradescope", str(results)]
-    command = [sys.executable, "-m", "pytest", *options, "-q", "-p", "no:cacheprovider", "-k", "test_ex", str(HERE)]
+    command = [sys.executable, "-m", "pytest", *options, "-q", "-p", "no:cacheprovider", str(HERE)]
     subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     points = {}
     for entry in json.loads(results.read_text())["tests"]:
         points[entry["number"]] = points.get(entry["number"], 0) + entry["score"]
     assert points == {**{str(n): 0 for n in range(1, 10)}, "10": 8, "11": 6, "12": 8}
+
+
+def test_gradescopes_autograder_writes_its_results(tmp_path):
+    (tmp_path / "source").symlink_to(ROOT)
+    for folder in ("submission", "results"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(HERE / "mutants/ex08/right_lists.py", tmp_path / "submission/ex08_mine.py")
+    env = os.environ | {"AUTOGRADER": str(tmp_path), "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    script = HERE / "gradescope" / "run_autograder"
+    done = subprocess.run([script], env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = json.loads((tmp_path / "results/results.json").read_text())
+    assert data["score"] == 6 and sum(entry["max_score"] for entry in data["tests"]) == 100
+    assert {entry["output"] for entry in data["tests"] if entry["number"] == "8"} == {""}
+
+
+def test_a_results_file_that_cannot_be_written_is_told_before_anything_runs(tmp_path):
+    command = [sys.executable, "-m", "pytest", "--gradescope", str(tmp_path / "no/results.json"), str(HERE)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 4 and "there is no folder" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_students_page_names_every_file_and_its_points():
+    table = [line.split("|") for line in (STUBS / "README.md").read_text().splitlines() if line.startswith("| ")][1:]
+    markers = {n: [marker for _, marker in graded_tests_of(n)] for n in range(1, 13)}
+    for number, row in zip(markers, table, strict=True):
+        (stub,) = STUBS.glob(f"ex{number:02}_*.py")
+        names = ", ".join(f"`{name}`" for name in EXERCISES[number])
+        points, notebook = sum(marker["points"] for marker in markers[number]), row[5].strip()
+        assert [cell.strip() for cell in row[1:5]] == [str(number), f"`{stub.name}`", names, str(points)]
+        assert f"notebooks/{notebook}.ipynb" in stub.read_text()
 
 
 def test_points_sum_to_100_without_a_gpu():
