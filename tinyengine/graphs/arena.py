@@ -80,6 +80,11 @@ class Arena:
         """Reserved and live bytes; live counts whole blocks, as the device's own snapshot does."""
         return PoolBytes(sum(segment.nbytes for segment in self.segments), sum(self._live.values()))
 
+    @property
+    def live(self) -> dict[Address, int]:
+        """The bytes of each live block, by where it lies."""
+        return dict(self._live)
+
     def allocate(self, nbytes: int, stream: int = 0) -> Address:
         """The smallest free block of this stream that is large enough, else a new segment; split if enough remains.
 
