@@ -16,10 +16,13 @@ def admit(needs: Iterable[int], num_running: int, num_free: int, max_num_seqs: i
     prompt might wait for ever. A sequence can start if fewer than max_num_seqs run, and if after it took its blocks one
     block stays free for each sequence that runs already: each may need another one in the next step, and would have to
     be preempted at once. A sequence that starts runs from then on, for those behind it. When nothing runs, nothing has
-    to stay free.
+    to stay free. When none waits, 0 start.
 
-    Example: with 10 free blocks and nothing running, `admit([4, 3, 3], 0, 10, 8)` is 2. The first leaves 6 blocks; the
-    second needs 3, and one must stay free; the third finds 3, and would leave none for the two that run.
+    Example: of 10 free blocks the first takes 4 and leaves 6; the second takes 3, and one must stay free; the third
+    finds 3, and would leave none for the two that run:
+
+        >>> admit([4, 3, 3], 0, 10, 8)
+        2
     """
     raise NotImplementedError("Exercise 7: write admit; see notebooks/03_decode_loop.ipynb")
 
@@ -35,7 +38,9 @@ def preempt(missing: Sequence[int], released: Sequence[int], num_free: int) -> i
     when it gives way, those younger than it having given way before it; num_free: blocks that are free. Returns the
     number of sequences that give way, 0 where there is room for all. It never takes more than all of them.
 
-    Example: `preempt([1, 1, 1], [2, 2, 2], 0)` is 1: the youngest gives back two blocks, which are what the other two
-    miss.
+    Example: the youngest gives back two blocks, which are what the other two miss:
+
+        >>> preempt([1, 1, 1], [2, 2, 2], 0)
+        1
     """
     raise NotImplementedError("Exercise 7: write preempt; see notebooks/03_decode_loop.ipynb")

@@ -14,8 +14,14 @@ def choose_bucket(batch: int, buckets: Iterable[int]) -> int | None:
     A graph is captured for each of a few batch sizes, the buckets, and a batch runs in one that is large enough. They
     come in any order, and may be any iterable, such as the keys of a dict.
 
-    Example: `choose_bucket(3, [8, 4, 1])` is 4, `choose_bucket(4, [8, 4, 1])` is 4, `choose_bucket(9, [8, 4, 1])` is
-    None.
+    Example:
+
+        >>> choose_bucket(3, [8, 4, 1])
+        4
+        >>> choose_bucket(4, [8, 4, 1])
+        4
+        >>> choose_bucket(9, [8, 4, 1]) is None
+        True
     """
     raise NotImplementedError("Exercise 8: write choose_bucket; see notebooks/06_buckets_and_padding.ipynb")
 
@@ -32,7 +38,16 @@ def pad(inputs: DecodeInputs, bucket: int, width: int) -> DecodeInputs:
     is token 0 at position 0, and runs through the model like any other: it writes to slot 0 and reads from block 0, the
     null block, which no sequence owns. Its context length is 1, its own token: a softmax over no position gives NaN.
 
-    Example: a batch of one row with block table `[[3]]` and context length 5, padded to bucket 2 and width 2, has the
-    block table `[[3, 0], [0, 0]]` and the context lengths `[5, 1]`.
+    Example: one sequence of 5 tokens, the newest of which is 7, in block 3 of 16 slots:
+
+        >>> from tinyengine.model.inputs import DecodeInputs
+        >>> table, lens = torch.tensor([[3]], dtype=torch.int32), torch.tensor([5], dtype=torch.int32)
+        >>> inputs = DecodeInputs(torch.tensor([7]), torch.tensor([4]), torch.tensor([52]), table, lens)
+        >>> padded = pad(inputs, 2, 2)
+        >>> padded.slot_mapping.tolist(), padded.context_lens.tolist()
+        ([52, 0], [5, 1])
+        >>> padded.block_table
+        tensor([[3, 0],
+                [0, 0]], dtype=torch.int32)
     """
     raise NotImplementedError("Exercise 8: write pad; see notebooks/06_buckets_and_padding.ipynb")

@@ -6,7 +6,7 @@ import pytest
 
 from exercises.expect import equal, wrong
 
-graded = partial(pytest.mark.exercise, number=7, part="admit, preempt", timeout=10)
+graded = partial(pytest.mark.exercise, number=7, part="admit and preempt", timeout=10)
 
 
 def can_start(needs, num_running, num_free, max_num_seqs):

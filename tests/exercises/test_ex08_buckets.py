@@ -8,7 +8,7 @@ import torch
 from exercises.expect import equal
 from exercises.wire import Kept
 
-graded = partial(pytest.mark.exercise, number=8, part="choose_bucket, pad", timeout=10)
+graded = partial(pytest.mark.exercise, number=8, part="choose_bucket and pad", timeout=10)
 FIELDS = ("input_ids", "positions", "slot_mapping", "block_table", "context_lens")
 PADDING = (0, 0, 0, [0], 1)
 
@@ -38,10 +38,12 @@ def check(solution, rng, n, width, bucket, columns, rows):
             expected = [row + [0] * (columns - width) for row in expected]
             padding = padding * columns
         expected += [padding] * (bucket - n)
+        shape = [bucket, columns] if name == "block_table" else [bucket]
         equal(f"{name} {what}, dtype", str(getattr(mine, "dtype", type(mine))), str(given.dtype))
-        equal(f"{name} {what}, how many rows", len(mine), bucket)
+        equal(f"{name} {what}, shape", list(mine.shape), shape)
         equal(f"{name} {what}, from row {rows.start or 0}", mine.tolist()[rows], expected[rows])
-    equal(f"input_ids {what}, the tensor that came in", solution.read("input_ids", of="inputs"), tensors[0])
+    for name, given in zip(FIELDS, tensors, strict=True):
+        equal(f"{name} {what}, the tensor that came in", solution.read(name, of="inputs"), given)
 
 
 @graded(points=2, hint="the least of those that are at least as large as the batch, in whatever order they come")

@@ -46,6 +46,21 @@ WRONG = {
         "context lengths become int64",
         [("inputs.context_lens.new_ones(more)]", "torch.ones(more, dtype=torch.int64)]")],
     ),
+    "columns_forgotten": (
+        "test_the_rows_of_the_batch_stay",
+        "the block table gets no new columns",
+        [("n, width - columns", "n, 0"), ("table.new_zeros(more, width)", "table.new_zeros(more, columns)")],
+    ),
+    "in_place": (
+        "test_the_rows_of_the_batch_stay",
+        "the context lengths that came in are overwritten",
+        [
+            (
+                "torch.cat([inputs.context_lens, inputs.context_lens.new_ones(more)])",
+                "torch.cat([inputs.context_lens.clone(), inputs.context_lens.fill_(1).new_ones(more)])",
+            )
+        ],
+    ),
     "no_context": (
         "test_padded_rows_touch_the_null_block_alone",
         "a context of no token: the softmax over nothing is NaN",
