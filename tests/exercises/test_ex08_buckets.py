@@ -43,7 +43,7 @@ def check(solution, rng, n, width, bucket, columns, rows):
         equal(f"{name} {what}, shape", list(mine.shape), shape)
         equal(f"{name} {what}, from row {rows.start or 0}", mine.tolist()[rows], expected[rows])
     for name, given in zip(FIELDS, tensors, strict=True):
-        equal(f"{name} {what}, the tensor that came in", solution.read(name, of="inputs"), given)
+        equal(f"{name} {what}, the tensor that came in", solution.read(name, of="inputs").tolist(), given.tolist())
 
 
 @graded(points=2, hint="the least of those that are at least as large as the batch, in whatever order they come")
