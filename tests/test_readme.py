@@ -10,7 +10,7 @@ from tinyengine.generate import build_parser
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", ROOT / "weights" / "README.md"]
+PAGES = [ROOT / "README.md", ROOT / "weights" / "README.md", *sorted((ROOT / "notebooks").rglob("*.md"))]
 
 
 def blocks(language):
