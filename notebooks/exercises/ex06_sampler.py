@@ -15,7 +15,7 @@ def sampling_weights(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: 
     1. The probabilities are the softmax of `logits / temperature`. logits: float32 `[n, vocab]`, which must stay as
        they are; temperature: float32 `[n]`, above 0. A temperature may be tiny (1e-36) and logits large (1e4): subtract
        the row's largest logit before you divide.
-    2. top_k, int64 `[n]`: only the k most likely tokens stay. 0 stands for all of them.
+    2. top_k, int64 `[n]`: only the k most likely tokens stay. 0 stands for all of them, and so does a k above vocab.
     3. top_p, float32 `[n]`, in (0, 1]: of what top_k left, taken as the whole, only the most likely tokens stay: as few
        as have a probability of at least p together. That is one token at the least; and 1 keeps all.
 

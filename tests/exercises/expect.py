@@ -38,7 +38,10 @@ def close(what: str, got: Any, expected: Tensor) -> None:
 
 def equal(what: str, got: Any, expected: Any) -> None:
     """The same value; of sequences the first index that differs is told."""
-    if torch.is_tensor(expected) and torch.is_tensor(got) and got.shape == expected.shape:
+    if torch.is_tensor(expected):
+        if not torch.is_tensor(got) or got.shape != expected.shape:
+            shape = list(got.shape) if torch.is_tensor(got) else f"a {type(got).__name__}"
+            wrong(f"{what}, shape", list(expected.shape), shape)
         got, expected = got.tolist(), expected.tolist()
     if isinstance(expected, list | tuple) and isinstance(got, list | tuple) and list(got) != list(expected):
         pairs = enumerate(zip(got, expected, strict=False))
@@ -47,9 +50,9 @@ def equal(what: str, got: Any, expected: Any) -> None:
             f"{seq[at]!r} (of {list(seq)})" if at < len(seq) else f"nothing (of {list(seq)})" for seq in (expected, got)
         ]
         wrong(f"{what} first differs at index {at}", *values)
-    if isinstance(expected, list | tuple) != isinstance(got, list | tuple) or (
-        not isinstance(expected, list | tuple) and got != expected
-    ):
+    if type(got) is not type(expected) and not (isinstance(expected, list | tuple) and isinstance(got, list | tuple)):
+        wrong(what, repr(expected), f"{got!r}, a {type(got).__name__}")
+    if not isinstance(expected, list | tuple) and got != expected:
         wrong(what, repr(expected), repr(got))
 
 

@@ -44,7 +44,12 @@ def seeded(test: str, hidden_seed: int) -> random.Random:
 
 
 def reason(error: Exception, hint: str, hidden: bool) -> str:
-    """What a student is told: of hidden numbers nothing but the hint, and of a part to be written no hint yet."""
+    """What a student is told: of hidden numbers nothing but the hint, and of a part to be written no hint yet.
+
+    An error that is neither Wrong nor Failed came of a value of a kind that no grader expects.
+    """
+    if not isinstance(error, Wrong | Failed):
+        error = Wrong(f"what came back cannot be compared with what was expected ({type(error).__name__}: {error})")
     if isinstance(error, Failed) and error.error == "NotImplementedError":
         return str(error)
     return ("" if hidden else f"{error}\n") + f"Hint: {hint}"
@@ -86,7 +91,7 @@ def grade(number: int, path: Path, hidden_seed: int = 0) -> list[Graded]:
                     running[needs] = opened(number, path, marker)
                 test(running[needs], seeded(test.__name__, hidden_seed))
                 results.append(Graded.of(marker, test.__name__, "passed"))
-            except (Wrong, Failed) as error:
+            except Exception as error:
                 why = reason(error, marker["hint"], bool(hidden_seed))
                 results.append(Graded.of(marker, test.__name__, "failed", why))
     finally:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from exercises.expect import Wrong
 from exercises.grade import REFERENCE, Graded, gradescope, opened, reason, score_card, seeded
 from exercises.solution import Failed, Solution
 
@@ -94,7 +93,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     if marker is None or (call.when != "call" and report.passed) or call.when == "teardown":
         return
     why = ""
-    if call.excinfo is not None and call.excinfo.errisinstance((Wrong, Failed)):
+    if isinstance(call.excinfo and call.excinfo.value, Exception) and report.outcome == "failed":
         hidden = bool(item.config.getoption("--hidden-seed"))
         why = reason(call.excinfo.value, marker.kwargs["hint"], hidden)
         running = item.config.stash[OPEN].get((marker.kwargs["number"], marker.kwargs.get("needs", "cpu")))

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from exercises.expect import close
+from exercises.expect import close, wrong
 from exercises.wire import Kept
 
 graded = partial(pytest.mark.exercise, number=2, part="rotations", timeout=10)
@@ -64,7 +64,10 @@ def test_scores_depend_on_the_distance_alone(solution, rng):
     q, k, distance = torch.randn(8), torch.randn(8), rng.randrange(1, 9)
     starts = torch.tensor([0, rng.randrange(1, 30), 30])
     queries, keys = (solution.call("rotations", rope, starts + by) for by in (distance, 0))
-    close("the shape of the matrices", torch.tensor(list(queries.shape)).float(), torch.tensor([3.0, 8.0, 8.0]))
+    for got in (queries, keys):
+        if not isinstance(got, torch.Tensor) or got.shape != (3, 8, 8) or got.dtype != torch.float32:
+            shape = f"{got.dtype} {list(got.shape)}" if isinstance(got, torch.Tensor) else f"a {type(got).__name__}"
+            wrong("the matrices for 3 positions with head_dim 8", "torch.float32 [3, 8, 8]", shape)
     scores = torch.stack([(q @ queries[i]) @ (k @ keys[i]) for i in range(3)])
     close(f"q . k at distance {distance} from positions {starts.tolist()}", scores, scores[:1].expand(3).clone())
     angle = table(40, 4)[0][distance]

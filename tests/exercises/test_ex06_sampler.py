@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from exercises.expect import close, equal, wrong
+from exercises.wire import Kept
 
 graded = partial(pytest.mark.exercise, number=6, part="sampling_weights", timeout=10)
 
@@ -57,11 +58,19 @@ def some_logits(n, vocab, scale=2.0):
     return (torch.randn(n, vocab) * scale).tolist()
 
 
-@graded(points=2, hint="softmax of logits / temperature: below 1 sharpens, above 1 flattens")
+@graded(points=2, hint="softmax of logits / temperature, before top_k and top_p look, in a new tensor")
 def test_temperature(solution, rng):
     n, vocab = rng.randrange(2, 5), rng.randrange(5, 30)
     temperature = [rng.uniform(0.3, 3.0) for _ in range(n)]
     check("temperature alone", solution, some_logits(n, vocab, 1.0), temperature, [0] * n, [1.0] * n)
+    rows, high = some_logits(2, 20), [rng.uniform(2.5, 4.0) for _ in range(2)]
+    p = [between(row, t, 0, 8) for row, t in zip(rows, high, strict=True)]
+    check("a high temperature and top_p", solution, rows, high, [0, 0], p)
+    logits, one = torch.randn(2, 10), torch.ones(2)
+    solution.read("torch", of="support", keep="torch")
+    solution.call("clone", logits, of="torch", keep="logits")
+    solution.call("sampling_weights", Kept("logits"), one * 2, torch.tensor([3, 0]), one * 0.5, 10)
+    close("the logits after the call", solution.call("clone", Kept("logits"), of="torch"), logits)
 
 
 @graded(points=2, hint="exactly k tokens stay, the most likely ones, and 0 keeps all; each row has its own k")

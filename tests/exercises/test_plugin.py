@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from exercises.expect import Wrong, close
-from exercises.grade import Graded, graded_tests_of, gradescope, score_card
+from exercises.grade import Graded, earned, grade, graded_tests_of, gradescope, score_card
 from exercises.plugin import STUBS
 from tinyengine.student import EXERCISES
 from tinyengine.tolerance import TOLERANCE
@@ -107,6 +107,36 @@ def test_the_students_page_names_every_file_and_its_points():
         points, notebook = sum(marker["points"] for marker in markers[number]), row[5].strip()
         assert [cell.strip() for cell in row[1:5]] == [str(number), f"`{stub.name}`", names, str(points)]
         assert f"notebooks/{notebook}.ipynb" in stub.read_text()
+
+
+STRANGE = (
+    "torch.zeros(3)",
+    "np.zeros(3)",
+    "[torch.zeros(3)] * 2",
+    "float('nan')",
+    "4.0",
+    "'4'",
+    "{}",
+    "{1: [torch.ones(2)]}",
+)
+
+
+@pytest.mark.parametrize("value", STRANGE)
+@pytest.mark.parametrize("number", range(1, 13))
+def test_a_value_of_another_kind_is_a_wrong_answer_and_no_failure_of_the_grader(tmp_path, number, value):
+    """Whatever a part gives: a function of every name that the exercise asks for, and of every method."""
+    names = {*EXERCISES[number], "get", "put", "allocate", "run", "store", "view"}
+    answers = "".join(f"def {name}(*args):\n    return {value}\n" for name in names if name[0].islower())
+    methods = "".join(
+        f"    def {name}(self, *args):\n        return {value}\n" for name in ("get", "put", "allocate", "run")
+    )
+    classes = "".join(
+        f"class {name}:\n    def __init__(self, *args):\n        pass\n{methods}" for name in names if name[0].isupper()
+    )
+    path = tmp_path / f"ex{number:02}_strange.py"
+    path.write_text(f"import numpy as np\nimport torch\n{answers}{classes}")
+    results = grade(number, path)
+    assert earned(results) == 0 and all(result.why for result in results if result.outcome == "failed")
 
 
 def test_points_sum_to_100_without_a_gpu():

@@ -11,6 +11,34 @@ WRONG = {
         "the first row's temperature for all",
         [("temperature[:, None]", "temperature[0]")],
     ),
+    "top_p_before_temperature": (
+        "test_temperature",
+        "top_p measures probabilities at temperature 1",
+        [
+            (
+                "    p = top_p[:, None]\n",
+                "    plain = logits.softmax(-1).gather(-1, order) * (rank < k)\n"
+                "    plain = plain / plain.sum(-1, keepdim=True)\n"
+                "    before = plain.cumsum(-1) - plain\n"
+                "    p = top_p[:, None]\n",
+            )
+        ],
+    ),
+    "logits_overwritten": (
+        "test_temperature",
+        "logits are divided where they lie",
+        [
+            (
+                "scaled = (logits - logits.max(-1, keepdim=True).values) / temperature[:, None]",
+                "scaled = logits.sub_(logits.max(-1, keepdim=True).values).div_(temperature[:, None])",
+            )
+        ],
+    ),
+    "k_above_vocab": (
+        "test_top_k",
+        "torch.topk asked for more tokens than there are",
+        [("    rank = ", "    scaled.topk(int(top_k.max()))\n    rank = ")],
+    ),
     "one_more": (
         "test_top_k",
         "k + 1 tokens stay",
