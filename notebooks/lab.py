@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import textwrap
 import warnings
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,6 @@ def engine_code(*parts: Any) -> HTML:
         lines, first = inspect.getsourcelines(part)
         file = Path(inspect.getsourcefile(part)).relative_to(package).as_posix()
         name = f"{part.__qualname__} in {file}, line {first}"
-        text = html.escape(
-            inspect.cleandoc("".join(lines)) if lines[0][0] != " " else "".join(line[4:] for line in lines)
-        )
+        text = html.escape(textwrap.dedent("".join(lines)))
         blocks.append(f"<details><summary><code>{name}</code></summary><pre>{text}</pre></details>")
     return HTML("\n".join(blocks))
