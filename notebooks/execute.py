@@ -56,13 +56,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="such as 01_transformer (default: all)")
     names = parser.parse_args().names or sorted(path.stem for path in HERE.glob("[0-9][0-9]_*.ipynb"))
+    place, engine = origin(pick_device("auto").type), engine_hash()  # before anything is written
     for name in names:
         path, started = HERE / f"{Path(name).stem}.ipynb", time.perf_counter()
         notebook = run(path)
-        stamp = origin(pick_device("auto").type) | {"code": code_hash(notebook), "engine": engine_hash()}
-        notebook.metadata[STAMP] = stamp
+        notebook.metadata[STAMP] = place | {"code": code_hash(notebook), "engine": engine}
         nbformat.write(notebook, path)
-        print(f"{path.name}: {time.perf_counter() - started:.0f} s on {stamp['device']}, {path.stat().st_size:,} bytes")
+        print(f"{path.name}: {time.perf_counter() - started:.0f} s on {place['device']}, {path.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":
