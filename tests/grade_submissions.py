@@ -23,14 +23,14 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 from exercises.grade import earned, grade
 from exercises.similar import engine_source, likeness, normalised
 from tinyengine.parts import Parts
-from tinyengine.student import EXERCISES
+from tinyengine.student import EXERCISES, files_of
 
 ALIKE = 0.9
 
 
 def points_of(folder: Path, hidden_seed: int) -> dict[int, float]:
     """A student's points in each exercise; what is missing or there twice has none."""
-    files = {number: sorted(folder.glob(f"ex{number:02}_*.py")) for number in EXERCISES}
+    files = {number: files_of(folder, number) for number in EXERCISES}
     return {n: earned(grade(n, found[0], hidden_seed)) if len(found) == 1 else 0.0 for n, found in files.items()}
 
 
@@ -38,7 +38,7 @@ def trees_of(folder: Path, points: dict[int, float]) -> dict[str, list[str]]:
     """The normalised trees of the parts that have points: others are stubs, or of use to nobody."""
     trees = {}
     for number in (number for number in EXERCISES if points[number]):
-        for path in folder.glob(f"ex{number:02}_*.py"):
+        for path in files_of(folder, number):
             source = path.read_text(encoding="utf-8", errors="replace")
             trees |= {name: normalised(source, name) for name in EXERCISES[number]}
     return trees

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tinyengine.graphs.arena import round_size, segment_size
 from tinyengine.graphs.parts import GraphParts
+from tinyengine.graphs.rungs import capture_order
 from tinyengine.kv.blocks import BlockAllocator, pad_block_tables, slot_mapping
 from tinyengine.model.attention import causal_attention, decode_attention
 from tinyengine.sampling import sampling_weights
@@ -25,3 +27,6 @@ class Parts(GraphParts):
     sampling_weights: Callable[..., Any] = sampling_weights
     admit: Callable[..., int] = admit
     preempt: Callable[..., int] = preempt
+    round_size: Callable[..., int] = round_size
+    segment_size: Callable[..., int] = segment_size
+    capture_order: Callable[..., Any] = capture_order

@@ -31,13 +31,18 @@ EXERCISES: dict[int, tuple[str, ...]] = {
 GRADERS = Path(__file__).parent.parent / "tests"  # in a clone of the repository; a wheel has none
 
 
+def files_of(folder: Path, number: int) -> list[Path]:
+    """The files of an exercise in a folder, of which there should be one."""
+    return sorted(folder.glob(f"ex{number:02}_*.py"))
+
+
 def student_parts(folder: str, tell: Callable[[str], None]) -> Parts:
     """The parts of the files exNN_*.py in a folder that pass all their graders, the engine's own for the others.
 
     tell: is told of each exercise what becomes of it. Files that pass are loaded into this process. ConfigError if the
     folder has no solutions, or the graders are not there.
     """
-    files = {number: sorted(Path(folder).resolve().glob(f"ex{number:02}_*.py")) for number in EXERCISES}
+    files = {number: files_of(Path(folder).resolve(), number) for number in EXERCISES}
     if not any(files.values()):
         raise ConfigError(f"there is no file ex01_*.py to ex12_*.py in {folder!r}: name the folder with your solutions")
     grader = _grader()
@@ -52,7 +57,7 @@ def student_parts(folder: str, tell: Callable[[str], None]) -> Parts:
             points = f"{grader.earned(results):g} of {grader.possible(results):g} points"
             tell(f"{what}: the engine's own (yours has {points})")
             continue
-        module = _load(found[0])
+        module = load(found[0])
         parts |= {name: getattr(module, name) for name in EXERCISES[number]}
         tell(f"{what}: yours")
     return Parts(**parts)
@@ -84,7 +89,7 @@ def _grader() -> Any:
         ) from None
 
 
-def _load(path: Path) -> Any:
+def load(path: Path) -> Any:
     """A file as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None

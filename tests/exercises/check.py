@@ -53,22 +53,24 @@ def _modules(tree: ast.AST) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            names = [module if module in GIVEN else f"{module}.{alias.name}" for alias in node.names]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Call) and _name(node.func) in HIDES:
             if not all(isinstance(arg, ast.Constant) for arg in node.args[:1]):
                 yield node.lineno, f"{_name(node.func)} of something that is not a constant {told}"
         elif isinstance(node, ast.Attribute) and node.attr == "modules" and _name(node.value) == "sys":
             yield node.lineno, f"sys.modules {told}"
         for name in names:
-            if name.split(".")[0] in SOURCES and name not in GIVEN:
+            if name.split(".")[0] in SOURCES and not _is_given(name):
                 yield node.lineno, f"{name} {told}"
     for line, text in _strings(tree):
         for name in re.findall(rf"\b(?:{'|'.join(SOURCES)})\b(?:\.\w+)*", text):
-            if not any(name == given or name.startswith(f"{given}.") for given in GIVEN) and (
-                "." in name or name == text
-            ):
+            if not _is_given(name) and ("." in name or name == text):
                 yield line, f"{name} {told}"
+
+
+def _is_given(name: str) -> bool:
+    """Whether it is a module that stubs import, or stands in one."""
+    return any(name == given or name.startswith(f"{given}.") for given in GIVEN)
 
 
 def _operations(tree: ast.AST, forbidden: set[str]) -> Iterator[tuple[int, str]]:

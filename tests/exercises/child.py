@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 import sys
@@ -14,6 +13,7 @@ import torch
 
 from exercises import support
 from exercises.wire import Kept, receive, send
+from tinyengine.student import load
 
 
 def limit_memory(more: int) -> None:
@@ -25,15 +25,6 @@ def limit_memory(more: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGE_SIZE") + more,) * 2)
     except (ImportError, OSError, ValueError):
         pass  # not on Windows, and macOS does not tell: there the timeout is what remains
-
-
-def load(path: str) -> Any:
-    """A file as a module."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
 
 
 def told(error: BaseException, path: str) -> dict[str, Any]:
@@ -69,7 +60,7 @@ def serve(connection: socket.socket, path: str) -> None:
             return
         try:
             if not objects:
-                objects |= {"file": load(path), "support": support}
+                objects |= {"file": load(Path(path)), "support": support}
             reply = {"value": answer(objects, request)}
         except BaseException as error:  # SystemExit, too
             reply = told(error, path)

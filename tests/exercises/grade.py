@@ -13,7 +13,7 @@ import torch
 
 from exercises.check import check
 from exercises.expect import Wrong
-from exercises.solution import Failed, Solution
+from exercises.solution import Failed, NotStarted, Solution
 
 REFERENCE = Path(__file__).parent / "reference"
 MEMORY = 2 << 30  # bytes that a solution may take beside PyTorch's own
@@ -55,6 +55,11 @@ def reason(error: Exception, hint: str, hidden: bool) -> str:
     return ("" if hidden else f"{error}\n") + f"Hint: {hint}"
 
 
+def needs(marker: dict[str, Any]) -> str:
+    """`cpu` or `cuda`."""
+    return marker.get("needs", "cpu")
+
+
 def opened(number: int, path: Path, marker: dict[str, Any]) -> Solution:
     """The process for an exercise's tests; Failed if the file takes what it may not (check.py).
 
@@ -62,7 +67,7 @@ def opened(number: int, path: Path, marker: dict[str, Any]) -> Solution:
     """
     if path.parent != REFERENCE and (found := check(number, path)):
         raise Failed(f"{path.name}, {found}")
-    memory = None if marker.get("needs", "cpu") == "cuda" else MEMORY
+    memory = None if needs(marker) == "cuda" else MEMORY
     return Solution(path, marker["timeout"], memory)
 
 
@@ -82,15 +87,17 @@ def grade(number: int, path: Path, hidden_seed: int = 0) -> list[Graded]:
     running: dict[str, Solution] = {}
     try:
         for test, marker in graded_tests_of(number):
-            needs = marker.get("needs", "cpu")
-            if needs == "cuda" and not torch.cuda.is_available():
+            device = needs(marker)
+            if device == "cuda" and not torch.cuda.is_available():
                 results.append(Graded.of(marker, test.__name__, "skipped"))
                 continue
             try:
-                if needs not in running or running[needs].ended:
-                    running[needs] = opened(number, path, marker)
-                test(running[needs], seeded(test.__name__, hidden_seed))
+                if device not in running or running[device].ended:
+                    running[device] = opened(number, path, marker)
+                test(running[device], seeded(test.__name__, hidden_seed))
                 results.append(Graded.of(marker, test.__name__, "passed"))
+            except NotStarted:
+                raise
             except Exception as error:
                 why = reason(error, marker["hint"], bool(hidden_seed))
                 results.append(Graded.of(marker, test.__name__, "failed", why))

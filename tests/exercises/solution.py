@@ -23,9 +23,8 @@ START_SECONDS = 120.0  # for Python and PyTorch to load on a slow machine
 # On Linux a process is forked off one that has loaded PyTorch and nothing of anybody's; elsewhere each loads it anew.
 PROCESSES = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 if sys.platform == "linux":
-    PROCESSES.set_forkserver_preload(
-        [child.__name__, "torch._dynamo"]
-    )  # the second is loaded by the first dispatch mode
+    # The second is what PyTorch loads with the first dispatch mode, and so with the first tape.
+    PROCESSES.set_forkserver_preload([child.__name__, "torch._dynamo"])
 
 
 @contextlib.contextmanager
@@ -47,6 +46,10 @@ class Failed(Exception):
     def __init__(self, message: str, error: str | None = None) -> None:
         super().__init__(message)
         self.error = error
+
+
+class NotStarted(RuntimeError):
+    """No process for a file could be started: the machine's fault, and no answer of a student's."""
 
 
 class Solution:
@@ -73,7 +76,7 @@ class Solution:
                 self._connection, self._output = (self._accepted(server, token) for _ in range(2))
             except (OSError, EOFError, ValueError) as error:
                 self._process.kill()
-                raise RuntimeError(f"the process of {self.path.name} did not start: {error}") from None
+                raise NotStarted(f"the process of {self.path.name} did not start: {error}") from None
         self._reader = threading.Thread(target=self._listen, daemon=True)
         self._reader.start()
 

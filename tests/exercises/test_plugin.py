@@ -13,6 +13,7 @@ import torch
 from exercises.expect import Wrong, close
 from exercises.grade import Graded, earned, grade, graded_tests_of, gradescope, score_card
 from exercises.plugin import STUBS
+from exercises.solution import NotStarted
 from tinyengine.student import EXERCISES
 from tinyengine.tolerance import TOLERANCE
 
@@ -137,6 +138,17 @@ def test_a_value_of_another_kind_is_a_wrong_answer_and_no_failure_of_the_grader(
     path.write_text(f"import numpy as np\nimport torch\n{answers}{classes}")
     results = grade(number, path)
     assert earned(results) == 0 and all(result.why for result in results if result.outcome == "failed")
+
+
+def test_a_process_that_does_not_start_costs_nobody_points(monkeypatch):
+    """It is the machine's fault: the grading stops and says so."""
+
+    def broken(*_):
+        raise NotStarted("no room")
+
+    monkeypatch.setattr("exercises.grade.Solution", broken)
+    with pytest.raises(NotStarted, match="no room"):
+        grade(8, HERE / "mutants/ex08/right_lists.py")
 
 
 def test_points_sum_to_100_without_a_gpu():

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tinyengine.graphs.arena import round_size, segment_size
 from tinyengine.graphs.lru import GraphCache
-from tinyengine.graphs.rungs import capture_order, choose_bucket
+from tinyengine.graphs.rungs import choose_bucket
 from tinyengine.graphs.static import CapturedStep, LogitsBuffer, pad
 from tinyengine.model.transformer import rotations
 
@@ -21,8 +20,5 @@ class GraphParts:
     choose_bucket: Callable[..., Any] = choose_bucket
     pad: Callable[..., Any] = pad
     CapturedStep: Callable[..., Any] = CapturedStep
-    round_size: Callable[..., Any] = round_size
-    segment_size: Callable[..., Any] = segment_size
-    capture_order: Callable[..., Any] = capture_order
     LogitsBuffer: Callable[..., Any] = LogitsBuffer
     GraphCache: Callable[..., Any] = GraphCache
